@@ -72,11 +72,12 @@ lint: $(READY) ## Check the style, and that imports go one way
 types: $(READY) ## Check the types
 	$(BIN)/mypy
 
-docs: $(READY) ## Build docs/ as a site into .site/
+docs: $(READY) ## Build docs/ as a site into .site/, with pictures of the pages as they are now if Chromium is installed
 	PYTHONPATH=. $(BIN)/mkdocs build --quiet --strict
+	$(BIN)/python -m tests.screenshots .site
 
-screenshots: $(READY) ## Take pictures of the report, the evaluation and the live page with Chromium, into .site/pages
-	$(BIN)/python -m tests.screenshots .site/pages
+screenshots: $(READY) ## Take the pictures of report, evaluation and live page in docs/ anew, with Chromium
+	$(BIN)/python -m tests.screenshots docs
 
 FUZZ_MINUTES ?= 30
 FUZZ_EXAMPLES ?= 2000

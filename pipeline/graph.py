@@ -24,7 +24,7 @@ from pipeline.read.read_images import ReadImages
 from pipeline.results.completion import RowVersion
 from pipeline.results.run import Run
 from pipeline.stats.samples import REPORT_SAMPLES
-from pipeline.stats.worker_context import WorkerContext
+from pipeline.stats.worker_reports import WorkerContext
 from pipeline.stream.archive import ArchiveRows
 from pipeline.stream.deduplicate import AddIdentity, DropDuplicates, DropDuplicatesInState
 from pipeline.stream.messages import MessageLimits, replay_message

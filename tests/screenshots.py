@@ -1,77 +1,86 @@
-"""Pictures of the report, the evaluation and the live page of the demo, taken with Chromium: `make screenshots`.
+"""Pictures of the report, the evaluation and the live page of the demo, taken with Chromium.
 
-python -m tests.screenshots .site/pages
+python -m tests.screenshots docs               those that README and docs/ show: `make screenshots`
+python -m tests.screenshots .site/all --all    whole pages, light and dark, on a phone and on a desk
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import pathlib
-import subprocess
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import cv2
+import numpy as np
+
 from pipeline import evaluate, run
 from pipeline.config import load_config
 from pipeline.monitoring.http_server import served
-from pipeline.monitoring.live_page import HOST, application
+from pipeline.monitoring.live_page import HOST, LivePage
 from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import REPORT_SAMPLES
-from pipeline.stats.summary import JobStats
 from tests.fixtures import REPO
+from tests.monitoring.browser import running_chromium
 
-WIDTH = 1100
-HEIGHTS = {"report": 1150, "evaluation": 1500, "live": 1150}  # pixels; the rest of a page is cut off
+DEMO = ["--model", "digits", "--score-threshold", "0.3", "--samples", "4"]
+WIDTH, HEIGHTS, SCALE = 1100, {"report": 800, "evaluation": 1100, "live": 800}, 0.75  # the rest of a page is cut off
+SAMPLE = "001-*.jpg"  # beside the report in the README
 
 
 @contextlib.contextmanager
-def pages(folder: pathlib.Path) -> Iterator[dict[str, str]]:
-    """Runs the demo and its evaluation into a folder; yields the addresses of the pages while the live one is served."""
-    stats, out = JobStats(), f"{folder}/demo"
-    config = load_config([], {"output": out, "detect.score_threshold": 0.3})
-    live = application(config, lambda: PROCESS.add_model(PROCESS.copy_of(stats)))
-    PROCESS.begin_counting(stats)
+def pages(folder: str) -> Iterator[dict[str, str]]:
+    """Runs the demo and its evaluation in a folder; yields the addresses of the pages while the live one is served."""
+    os.chdir(folder)
+    os.symlink(REPO / "models", "models")  # so that no page shows where the repository lies
+    stats = PROCESS.begin_counting()
+    config = load_config([], {"output": "out", "detect.score_threshold": 0.3})
+    live = LivePage(config, lambda: PROCESS.add_model(PROCESS.copy_of(stats)))
     PROCESS.samples = REPORT_SAMPLES
-    flags = ["--input", f"{REPO}/models/digits/samples/*.jpg", "--output", out, "--model", "digits", "--score-threshold", "0.3"]
-    if run.main(flags):
+    if run.main(["--input", "models/digits/samples/*.jpg", "--output", "out", *DEMO]):
         raise SystemExit("the demo failed")
-    truth = f"{REPO}/models/digits/samples/ground_truth.json"
-    evaluate.main(["--detections", out, "--ground-truth", truth, "--page", f"{folder}/evaluation.html"])
-    with served(HOST, 0, "page_port", {"/": live}) as port:
+    evaluate.main(
+        ["--detections", "out", "--ground-truth", "models/digits/samples/ground_truth.json", "--page", "evaluation.html"]
+    )
+    with served(HOST, 0, "page_port", {"/": live.answer}) as port:
         yield {
-            "report": f"file://{out}/report.html",
+            "report": f"file://{folder}/out/report.html",
             "evaluation": f"file://{folder}/evaluation.html",
             "live": f"http://{HOST}:{port}/",
         }
 
 
-def take(chromium: str, address: str, picture: pathlib.Path, height: int) -> None:
-    """Writes a PNG of the upper part of a page."""
-    with tempfile.TemporaryDirectory() as profile:
-        subprocess.run(
-            [
-                *(chromium, "--headless", "--no-sandbox", "--hide-scrollbars", "--disable-gpu", f"--user-data-dir={profile}"),
-                *(f"--window-size={WIDTH},{height}", f"--screenshot={picture}", address),
-            ],
-            check=True,
-            capture_output=True,
-            timeout=600,
-        )
-
-
-def main(folder: str) -> None:
-    """Takes all pictures into a folder."""
-    pictures = pathlib.Path(folder)
+def main(pictures: pathlib.Path, *, whole: bool) -> None:
+    """Writes all pictures into a folder."""
     pictures.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as demo, pages(pathlib.Path(demo)) as addresses:
+    with tempfile.TemporaryDirectory() as folder, pages(folder) as addresses, running_chromium() as browser:
         for name, address in addresses.items():
-            take("chromium", address, pictures / f"{name}.png", HEIGHTS[name])
+            page = browser.new_page(device_scale_factor=1 if whole else SCALE)
+            page.set_viewport_size({"width": WIDTH, "height": HEIGHTS[name]})
+            page.goto(address)
+            if not whole:
+                page.screenshot(path=pictures / f"{name}.jpg", quality=70)
+                continue
+            for scheme in ("light", "dark"):
+                page.emulate_media(color_scheme=scheme)
+                for width in (390, 1280):
+                    page.set_viewport_size({"width": width, "height": 900})
+                    page.screenshot(path=pictures / f"{name}-{scheme}-{width}.png", full_page=True)
+        if not whole:
+            report, sample = cv2.imread(f"{pictures}/report.jpg"), cv2.imread(glob.glob(f"{folder}/out/samples/{SAMPLE}")[0])
+            height = report.shape[0]
+            sample = cv2.resize(sample, (sample.shape[1] * height // sample.shape[0], height), interpolation=cv2.INTER_AREA)
+            cv2.imwrite(f"{pictures}/picture.jpg", np.hstack([sample, report]), [cv2.IMWRITE_JPEG_QUALITY, 80])
 
 
 if __name__ == "__main__":
-    os.chdir(REPO)
-    main(sys.argv[1])
+    if not shutil.which("chromium"):
+        print("no pictures of the pages were taken: install Chromium (apt-get install chromium)")
+    else:
+        main(pathlib.Path(sys.argv[1]).resolve(), whole="--all" in sys.argv)

@@ -133,24 +133,6 @@ def test_what_is_made_of_the_code_is_as_the_code(page):
     assert PAGES[page] == pages()[page]
 
 
-def test_the_readme_is_one_page():
-    """A screen and a half: what it is, two commands, a real model, an example for each use, where to read on."""
-    assert len(PAGES["README.md"].splitlines()) <= 100
-
-
-def test_every_page_is_in_the_navigation_of_the_site():
-    """In the order of a book: tutorial, how to, reference, explanation."""
-    nav = (REPO / "mkdocs.yml").read_text(encoding="utf-8").split("nav:")[1].split("validation:")[0]
-    pages = re.findall(r": ([\w-]+\.md)$", nav, re.MULTILINE)
-    assert sorted(pages) == sorted([*(name.removeprefix("docs/") for name in PAGES if name.startswith("docs/")), "index.md"])
-    assert re.findall(r"^  - (Tutorial|How to|Reference|Explanation)", nav, re.MULTILINE) == [
-        "Tutorial",
-        "How to",
-        "Reference",
-        "Explanation",
-    ]
-
-
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/api.md", "docs/glossary.md", "docs/streaming.md"])
 def test_every_class_that_a_page_names_is_one_of_the_code(page):
     """Other pages name classes of other libraries, too."""

@@ -11,8 +11,8 @@ from pipeline.failures import ImageError
 from pipeline.monitoring import health
 from pipeline.records import ImageRef
 from pipeline.secrets import masked_text
+from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
-from pipeline.stats.summary import JobStats
 from pipeline.stream.messages import Message, MessageLimits, parse_message
 from pipeline.stream.outgoing import dead_letter_message
 from tests.conftest import write_bright_image
@@ -210,5 +210,5 @@ def test_nothing_that_a_stream_publishes_has_a_secret(prefix):
 
 def test_health_checks_show_no_secret(monkeypatch):
     monkeypatch.setitem(PROCESS.failing, "storage", "Max retries exceeded with url: /x.jpg?sig=hunter2")
-    answered = b"".join(health.application(lambda: health.readiness(JobStats()))({}, lambda *_: None))
+    answered = health.answer(health.readiness(JobStats())).content
     assert b"Max retries" in answered and b"hunter2" not in answered

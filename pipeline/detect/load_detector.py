@@ -17,7 +17,7 @@ from pipeline.detect.process_memory import spare_modules
 from pipeline.detect.versions import Version, is_watchable, wanted
 from pipeline.errors import ModelError
 from pipeline.limits import MEMORY, resident_bytes
-from pipeline.stats.worker_reports import reporter_of
+from pipeline.stats.process import PROCESS
 
 _ROOM_MB = 64  # for a few decoded images and their batch
 _TRIED = 2  # versions at the start: the newest and the one before it
@@ -39,7 +39,7 @@ def shared_detector(
         with _loading:
             if key not in _detectors:
                 detector = load_detector(*key)
-                reporter_of(detector)
+                PROCESS.model = detector
                 spare_modules()
                 _detectors[key] = detector
     return _detectors[key]

@@ -37,7 +37,8 @@ from pipeline.results.lock import locked
 from pipeline.results.newest import Wanted
 from pipeline.results.run import Run
 from pipeline.stats import progress
-from pipeline.stats.summary import JobStats, RunFacts, merge_stats
+from pipeline.stats.job_stats import JobStats, merge_stats
+from pipeline.stats.summary import RunFacts
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.cloud import GS
 from pipeline.storage.globs import real_pattern

@@ -23,9 +23,10 @@ from pipeline.report.page import render_report
 from pipeline.results import cancellation
 from pipeline.results.layout import EXPORTS, REPORT, SUMMARY, is_sample_name, read_summary, sample_name
 from pipeline.results.run import Run, remove_abandoned
+from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import REPORT_SAMPLES, chosen
-from pipeline.stats.summary import JobStats, RunFacts, left_out_line, summarise, to_json
+from pipeline.stats.summary import RunFacts, left_out_line, summarise, to_json
 from pipeline.storage.files import delete_files, write_file
 from pipeline.storage.globs import escape_glob
 
@@ -82,7 +83,7 @@ class JobReport:
             for number, (_, image) in enumerate(samples[: self.write.samples], 1)
         }
         about = {"run": run, "samples": list(contents)}
-        examples = [row for rows in stats.dead_examples.values() for row in rows]
+        examples = [letter for letters in stats.dead_examples.values() for letter in letters]
         report = render_report(summary, samples[:REPORT_SAMPLES], examples, disagreements)
         contents[REPORT] = report.encode("utf-8", "backslashreplace")
         contents[SUMMARY] = to_json({**summary, **about})
@@ -145,7 +146,7 @@ def _named(model: Mapping[str, Any]) -> str:
 def _commonest(stats: JobStats) -> str:
     """The most common reason of failed images, with an example: if storage is gone, this is all there is to know."""
     ((_, reason), count) = stats.dead.most_common(1)[0]
-    example = next((row["message"] for row in stats.dead_examples.get(reason, ())), reason)
+    example = next((letter.message for letter in stats.dead_examples.get(reason, ())), reason)
     return f"; {count} of them {reason}, such as: {' '.join(example.split())[:300]}"
 
 

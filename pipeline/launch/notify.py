@@ -13,7 +13,6 @@ from pipeline.errors import FAILED
 from pipeline.log_lines import LogLines
 from pipeline.secrets import masked_url
 from pipeline.stats.process import PROCESS
-from pipeline.stats.summary import JobStats
 
 _WAITS_S = (0.0, 1.0, 4.0)  # before each try
 _TRY_SECONDS = 10.0
@@ -23,15 +22,13 @@ _TRY_SECONDS = 10.0
 def notifying(url: str, lines: LogLines) -> Iterator[dict[str, Any]]:
     """Notifies when the block has ended, however it did; yields the outcome, to which the block adds `exit_code`."""
     outcome: dict[str, Any] = {"exit_code": FAILED}
-    stats = JobStats()
     PROCESS.summary = {}
-    PROCESS.begin_counting(stats)
-    try:
-        yield outcome
-    finally:
-        PROCESS.end_counting(stats)
-        images = {"read": stats.read, "detected": stats.detected, "dead": stats.failed, "skipped": stats.skipped}
-        notify(url, {"images": images, **PROCESS.summary, **outcome, "error": lines.last_error})
+    with PROCESS.counting() as stats:
+        try:
+            yield outcome
+        finally:
+            images = {"read": stats.read, "detected": stats.detected, "dead": stats.failed, "skipped": stats.skipped}
+            notify(url, {"images": images, **PROCESS.summary, **outcome, "error": lines.last_error})
 
 
 def notify(url: str, outcome: Mapping[str, Any]) -> None:

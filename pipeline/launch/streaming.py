@@ -27,8 +27,8 @@ from pipeline.monitoring.monitor import monitored
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import check_output
 from pipeline.results.run import Run
+from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS, ModelStats
-from pipeline.stats.summary import JobStats
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.stream.check_pubsub import check_subscription, check_topic
 from pipeline.stream.live import LiveStats, WorkerFigures

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from pipeline.monitoring.http_server import plain
+from pipeline.monitoring.http_server import Answer
 from pipeline.secrets import masked_text
+from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
-from pipeline.stats.summary import JobStats
-
-if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIApplication
 
 _STUCK_SECONDS = 600.0  # where the watchdog is off
 
@@ -51,15 +48,9 @@ def readiness(stats: JobStats) -> list[Check]:
     return [Check("model", warm, "warm" if warm else PROCESS.waiting_for or "not loaded yet"), *services]
 
 
-def application(checks: Callable[[], Sequence[Check]]) -> WSGIApplication:
-    """The WSGI application that answers with the outcome of these checks."""
-
-    def answer(_environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        found = checks()
-        lines = [
-            f"{'ok' if check.passes else 'FAILED'} {check.name}: {' '.join(masked_text(check.text).split())}" for check in found
-        ]
-        status = "200 OK" if all(check.passes for check in found) else "503 Service Unavailable"
-        return plain(start_response, status, "\n".join(lines))
-
-    return answer
+def answer(checks: Sequence[Check]) -> Answer:
+    """The page with the outcome of these checks."""
+    lines = [
+        f"{'ok' if check.passes else 'FAILED'} {check.name}: {' '.join(masked_text(check.text).split())}\n" for check in checks
+    ]
+    return Answer("".join(lines).encode(), 200 if all(check.passes for check in checks) else 503)

@@ -1,27 +1,40 @@
-"""A small HTTP server in a thread of the job; what it serves are WSGI applications."""
+"""A small HTTP server in a thread of the job, which answers GET with pages."""
 
 from __future__ import annotations
 
 import contextlib
-import socketserver
+import http.server
+import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from pipeline.errors import ConfigError
 
-if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIApplication
-
-_IDLE_SECONDS = 10.0  # of a connection without a request
+_IDLE_SECONDS = 10.0  # of a client that sends or takes nothing
 _MOST_CONNECTIONS = 16  # more are closed at once
 
 
-class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-    allow_reuse_address = True
+class Answer(NamedTuple):
+    """What a page answers.
+
+    Attributes:
+      content: Of the page.
+      status: Status of HTTP.
+      headers: Further headers, or others than those of plain text.
+    """
+
+    content: bytes
+    status: int = 200
+    headers: Mapping[str, str] = {}
+
+
+Page = Callable[[Mapping[str, str]], Answer]  # the argument: the headers of the request
+
+
+class _Server(http.server.ThreadingHTTPServer):
     _places = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+    pages: Mapping[str, Page]
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answers in a thread of its own, if there are few enough."""
@@ -38,38 +51,40 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignores a client that went away; WSGI applications' errors are answers with status 500."""
+        """Ignores a client that went away, or that takes nothing."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
 
-class _Handler(WSGIRequestHandler):
+class _Handler(http.server.BaseHTTPRequestHandler):
     timeout = _IDLE_SECONDS
+    server: _Server
 
-    def setup(self) -> None:
-        """Treats a client that takes nothing for so long as one that went away: wsgiref prints a trace for other errors."""
-        super().setup()
-        write = self.wfile.write
-
-        def write_in_time(content: bytes) -> int:
-            try:
-                return write(content)
-            except TimeoutError as err:
-                raise BrokenPipeError from err
-
-        self.wfile.write = write_in_time  # type: ignore[assignment, method-assign]
+    def do_GET(self) -> None:
+        """Answers with the page of this path."""
+        pages = self.server.pages
+        page = pages.get(self.path.partition("?")[0])
+        answer = page(self.headers) if page else Answer(f"{', '.join(pages)}\n".encode(), 404)  # type: ignore[arg-type]
+        self.send_response(answer.status)
+        headers = {"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store", **answer.headers}
+        for name, value in {**headers, "Content-Length": str(len(answer.content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(answer.content)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Logs no request: a scrape comes every few seconds, for months."""
 
 
 @contextlib.contextmanager
-def served(host: str, port: int, setting: str, applications: Mapping[str, WSGIApplication]) -> Iterator[int]:
-    """Serves applications by their path while the block lasts; yields the port.
+def served(host: str, port: int, setting: str, pages: Mapping[str, Page]) -> Iterator[int]:
+    """Serves pages while the block lasts; yields the port.
 
     Args:
       host: Address to bind.
       port: Port to bind; 0: a free one.
       setting: The setting that has the port, for the error.
-      applications: WSGI applications by path, such as `/metrics`. They answer GET and HEAD only.
+      pages: Pages by path, such as `/metrics`.
 
     Raises:
       ConfigError: The address cannot be bound.
@@ -78,27 +93,10 @@ def served(host: str, port: int, setting: str, applications: Mapping[str, WSGIAp
         server = _Server((host, port), _Handler)
     except OSError as err:
         raise ConfigError(f"{setting}: expected a free port of {host}, got {port}: {err.strerror}") from err
-    server.set_app(_by_path(applications))
-    thread = threading.Thread(target=server.serve_forever, name=f"http {setting}", daemon=True)
-    thread.start()
+    server.pages = pages
+    threading.Thread(target=server.serve_forever, name=f"http {setting}", daemon=True).start()
     try:
         yield server.server_port
     finally:
         server.shutdown()
         server.server_close()
-
-
-def _by_path(applications: Mapping[str, WSGIApplication]) -> WSGIApplication:
-    def application(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        found = applications.get(environ["PATH_INFO"])
-        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
-            return plain(start_response, "405 Method Not Allowed", "only GET")
-        return found(environ, start_response) if found else plain(start_response, "404 Not Found", ", ".join(applications))
-
-    return application
-
-
-def plain(start_response: StartResponse, status: str, text: str) -> list[bytes]:
-    """Answers with a line of text."""
-    start_response(status, [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")])
-    return [f"{text}\n".encode()]

@@ -10,22 +10,19 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pipeline.failures import REASONS
 from pipeline.limits import MEMORY
 from pipeline.monitoring.health import readiness
+from pipeline.monitoring.http_server import Answer, Page
 from pipeline.stats.histogram import BOUNDS_S, Times
+from pipeline.stats.job_stats import STAGES, VERSION_EVENTS, JobStats
 from pipeline.stats.process import PROCESS
-from pipeline.stats.summary import STAGES, VERSION_EVENTS, JobStats
-
-if TYPE_CHECKING:
-    from wsgiref.types import WSGIApplication
 
 _IMAGES = tuple(2.0**n for n in range(11))
 
 Buckets = tuple[list[tuple[str, float]], float]  # of a histogram: values up to each bound, and their sum
-Labelled = Iterable[tuple[tuple[str, ...], Any]]  # values, those of a histogram as `Buckets`, by the values of the labels
 
 
 class Metric(NamedTuple):
@@ -35,31 +32,29 @@ class Metric(NamedTuple):
       name: Its whole name; that of a counter ends with `_total`.
       kind: Its type in Prometheus: counter, gauge or histogram.
       unit: Of its values.
-      labels: The names of its labels.
       help: What it means.
-      values: Its values now.
+      values: Its value now, that of a histogram as `Buckets`; with labels a mapping of the labels' values to it.
+      labels: The names of its labels.
     """
 
     name: str
     kind: str
     unit: str
-    labels: tuple[str, ...]
     help: str
-    values: Callable[[JobStats], Labelled]
+    values: Callable[[JobStats], Any]
+    labels: tuple[str, ...] = ()
 
 
-def _one(value: Callable[[JobStats], Any]) -> Callable[[JobStats], Labelled]:
-    return lambda stats: [((), value(stats))]
-
-
-def _outcomes(stats: JobStats) -> Iterator[tuple[tuple[str, str], int]]:
-    yield ("detected", ""), stats.detected
-    yield ("skipped", ""), stats.skipped
+def _outcomes(stats: JobStats) -> dict[tuple[str, str], int]:
     dead: Counter[str] = Counter()
     for (_, reason), images in stats.dead.items():
         dead[reason] += images
-    for reason in sorted({reason for reasons in REASONS.values() for reason in reasons}):
-        yield ("dead", reason), dead[reason]
+    reasons = sorted({reason for reasons in REASONS.values() for reason in reasons})
+    return {
+        ("detected", ""): stats.detected,
+        ("skipped", ""): stats.skipped,
+        **{("dead", reason): dead[reason] for reason in reasons},
+    }
 
 
 def _buckets(bounds: Iterable[float], values: Mapping[float, int], total: float) -> Buckets:
@@ -71,11 +66,6 @@ def _buckets(bounds: Iterable[float], values: Mapping[float, int], total: float)
 def _seconds(times: Times) -> Buckets:
     values = {BOUNDS_S[bucket]: number for bucket, number in times.counts.items()}
     return _buckets(BOUNDS_S[:-1], values, times.total_s)
-
-
-def _stages(stats: JobStats) -> Iterator[tuple[tuple[str], Buckets]]:
-    for stage in (*STAGES, "model"):
-        yield (stage,), _seconds(stats.stages.get(stage, Times()))
 
 
 def _batches(stats: JobStats) -> Buckets:
@@ -91,71 +81,65 @@ def _memory_limit(_stats: JobStats) -> int:
     return MEMORY.limit_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _in_flight(stats: JobStats) -> int:
-    return max(0, stats.read - stats.detected - stats.failed - stats.skipped)
-
-
-def _ready(stats: JobStats) -> int:
-    return int(all(check.passes for check in readiness(stats)))
-
-
-def _metric(name: str, kind: str, unit: str, meaning: str, value: Callable[[JobStats], Any]) -> Metric:
-    """A metric without labels."""
-    return Metric(name, kind, unit, (), meaning, _one(value))
-
-
 METRICS: tuple[Metric, ...] = (
     Metric(
-        *("detection_images_total", "counter", "images", ("outcome", "reason")),
+        *("detection_images_total", "counter", "images"),
         "images with an outcome: detected, dead (with the reason of the dead letter) or skipped",
         _outcomes,
+        ("outcome", "reason"),
     ),
-    _metric("detection_images_read_total", "counter", "images", "images listed or requested", lambda stats: stats.read),
-    _metric("detection_images_in_flight", "gauge", "images", "images read, without an outcome yet", _in_flight),
+    Metric("detection_images_read_total", "counter", "images", "images listed or requested", lambda stats: stats.read),
     Metric(
-        *("detection_stage_seconds", "histogram", "seconds", ("stage",)),
-        "time of an image in a stage; of a batch in `model`",
-        _stages,
+        *("detection_images_in_flight", "gauge", "images", "images read, without an outcome yet"),
+        lambda stats: max(0, stats.read - stats.detected - stats.failed - stats.skipped),
     ),
-    _metric(
+    Metric(
+        *("detection_stage_seconds", "histogram", "seconds", "time of an image in a stage; of a batch in `model`"),
+        lambda stats: {(stage,): _seconds(stats.stages.get(stage, Times())) for stage in (*STAGES, "model")},
+        ("stage",),
+    ),
+    Metric(
         *("detection_latency_seconds", "histogram", "seconds", "from an image's bytes in memory to its result"),
         lambda stats: _seconds(stats.latencies),
     ),
-    _metric(
+    Metric(
         *("detection_event_to_publish_seconds", "histogram", "seconds"),
         "streams: from an image's event time to the publishing of its result",
         lambda stats: _seconds(stats.publish_latencies),
     ),
-    _metric("detection_batch_images", "histogram", "images", "images of a device batch, with padding", _batches),
-    _metric(
+    Metric("detection_batch_images", "histogram", "images", "images of a device batch, with padding", _batches),
+    Metric(
         *("detection_batch_images_max", "gauge", "images", "largest allowed batch; 0: unknown yet"),
         lambda stats: max(stats.batch_sizes, default=0),
     ),
-    _metric(
+    Metric(
         *("detection_backlog_age_seconds", "gauge", "seconds"),
         "streams: age of the last message read; 0 when none came for 20 seconds",
         lambda stats: stats.backlog_age_ms / 1e3,
     ),
     Metric(
-        *("detection_model_info", "gauge", "1", ("name", "version"), "1 for each model version in use"),
-        lambda stats: [(stats.model, 1)] if stats.model[0] else [],
+        *("detection_model_info", "gauge", "1", "1 for each model version in use"),
+        lambda stats: {stats.model: 1} if stats.model[0] else {},
+        ("name", "version"),
     ),
     Metric(
-        *("detection_model_events_total", "counter", "events", ("event",)),
+        *("detection_model_events_total", "counter", "events"),
         "versions put into use while the job works (swaps), refused ones (refusals); of a canary: its images, the ones that it "
         "failed on, the objects of both versions, the pairs of objects that agree, and its milliseconds",
-        lambda stats: [((event,), stats.model_events[event]) for event in VERSION_EVENTS],
+        lambda stats: {(event,): stats.model_events[event] for event in VERSION_EVENTS},
+        ("event",),
     ),
-    _metric("detection_ready", "gauge", "1", "1 if /readyz answers with 200, else 0", _ready),
     Metric(
-        *("detection_stalled_seconds", "gauge", "seconds", ("part",), "time without progress while work waits"),
-        lambda _stats: [((name,), part.stalled_s) for name, part in PROCESS.parts.items()],
+        *("detection_ready", "gauge", "1", "1 if /readyz answers with 200, else 0"),
+        lambda stats: int(all(check.passes for check in readiness(stats))),
     ),
-    _metric("detection_threads", "gauge", "threads", "threads of the process, TensorFlow's included", _threads),
-    _metric(
-        *("detection_memory_limit_bytes", "gauge", "bytes", "memory of the container, else the machine"),
-        _memory_limit,
+    Metric(
+        *("detection_stalled_seconds", "gauge", "seconds", "time without progress while work waits"),
+        lambda _stats: {(name,): part.stalled_s for name, part in PROCESS.parts.items()},
+        ("part",),
     ),
+    Metric("detection_threads", "gauge", "threads", "threads of the process, TensorFlow's included", _threads),
+    Metric("detection_memory_limit_bytes", "gauge", "bytes", "memory of the container, else the machine", _memory_limit),
 )
 PROCESS_METRICS = "`process_*`: resident memory, open files, CPU seconds and start time of the process, by `prometheus_client`"
 
@@ -174,28 +158,27 @@ class _Collector:
         stats = self._stats()
         for metric in METRICS:
             family = families[metric.kind](metric.name, metric.help, labels=metric.labels)
-            for labels, value in metric.values(stats):
+            values = metric.values(stats)
+            for labels, value in (values if metric.labels else {(): values}).items():
                 family.add_metric(labels, *(value if isinstance(value, tuple) else (value,)))
             yield family
 
 
-def registry(stats: Callable[[], JobStats]) -> Any:
-    """A registry of `prometheus_client` with the metrics of a job and of its process.
+def page(stats: Callable[[], JobStats]) -> Page:
+    """The page with the metrics of a job and of its process in Prometheus' text format.
 
     Args:
       stats: Returns a consistent copy of the job's statistics; has no side effects.
     """
     from prometheus_client import CollectorRegistry, ProcessCollector
+    from prometheus_client.exposition import choose_encoder
 
-    collectors = CollectorRegistry()
-    collectors.register(_Collector(stats))
-    ProcessCollector(registry=collectors)
-    return collectors
+    registry = CollectorRegistry()
+    registry.register(_Collector(stats))
+    ProcessCollector(registry=registry)
 
+    def answer(headers: Mapping[str, str]) -> Answer:
+        encode, content_type = choose_encoder(headers.get("Accept", ""))
+        return Answer(encode(registry), headers={"Content-Type": content_type})
 
-def application(stats: Callable[[], JobStats]) -> WSGIApplication:
-    """The WSGI application that serves the metrics in Prometheus' text format."""
-    from prometheus_client import make_wsgi_app
-
-    app: WSGIApplication = make_wsgi_app(registry(stats))
-    return app
+    return answer

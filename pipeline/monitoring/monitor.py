@@ -7,14 +7,14 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 
-from pipeline.config import Config, MonitoringConfig
+from pipeline.config import Config
 from pipeline.monitoring import health
-from pipeline.monitoring.http_server import served
+from pipeline.monitoring.http_server import Page, served
 from pipeline.monitoring.watchdog import watched
+from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
-from pipeline.stats.progress import ProgressDisplay
+from pipeline.stats.progress import progress_shown
 from pipeline.stats.samples import REPORT_SAMPLES
-from pipeline.stats.summary import JobStats
 
 
 @contextlib.contextmanager
@@ -29,36 +29,30 @@ def monitored(
       line: Makes the text of a progress line, from the seconds since the last one; default: the counts of a batch job.
     """
     monitoring = config.monitoring
-    display = ProgressDisplay(line, stats, every_s=monitoring.report_every_s, quiet=monitoring.log_level == "error")
-    with display, contextlib.ExitStack() as shown:
-        shown.enter_context(watched(monitoring.stuck_after_s))
-        now = stats or (lambda: PROCESS.add_model(display.stats()))
-        _show_metrics(monitoring, now, shown)
-        _show_page(config, now, shown)
+    with watched(monitoring.stuck_after_s), contextlib.ExitStack() as shown:
+        now = stats or functools.partial(_counted, shown.enter_context(PROCESS.counting()))
+        if monitoring.log_level != "error":
+            shown.enter_context(progress_shown(now, line, monitoring.report_every_s))
+        if monitoring.metrics_port is not None:
+            from pipeline.monitoring import metrics  # its library is needed by nothing else
+
+            pages: dict[str, Page] = {
+                "/metrics": metrics.page(now),
+                "/livez": lambda _: health.answer(health.liveness(monitoring.stuck_after_s)),
+                "/readyz": lambda _: health.answer(health.readiness(now())),
+            }
+            host = monitoring.metrics_host
+            port = shown.enter_context(served(host, monitoring.metrics_port, "metrics_port", pages))
+            print(f"metrics on http://{host}:{port}/metrics", file=sys.stderr, flush=True)
+        if monitoring.page_port is not None:
+            from pipeline.monitoring.live_page import HOST, LivePage  # only where it is wanted
+
+            PROCESS.samples = REPORT_SAMPLES
+            page = LivePage(config, now)
+            port = shown.enter_context(served(HOST, monitoring.page_port, "page_port", {"/": page.answer}))
+            print(f"live page on http://{HOST}:{port}/", file=sys.stderr, flush=True)
         yield
 
 
-def _show_metrics(monitoring: MonitoringConfig, stats: Callable[[], JobStats], shown: contextlib.ExitStack) -> None:
-    """Serves the metrics, if the settings ask for it, until the stack is closed."""
-    if monitoring.metrics_port is None:
-        return
-    from pipeline.monitoring import metrics  # its library is needed by nothing else
-
-    live = health.application(functools.partial(health.liveness, monitoring.stuck_after_s))
-    ready = health.application(lambda: health.readiness(stats()))
-    applications = {"/metrics": metrics.application(stats), "/livez": live, "/readyz": ready}
-    host = monitoring.metrics_host
-    port = shown.enter_context(served(host, monitoring.metrics_port, "metrics_port", applications))
-    print(f"metrics on http://{host}:{port}/metrics", file=sys.stderr, flush=True)
-
-
-def _show_page(config: Config, stats: Callable[[], JobStats], shown: contextlib.ExitStack) -> None:
-    """Serves the live page, if the settings ask for it, until the stack is closed."""
-    port = config.monitoring.page_port
-    if port is None:
-        return
-    from pipeline.monitoring.live_page import HOST, application  # only where it is wanted
-
-    PROCESS.samples = REPORT_SAMPLES
-    port = shown.enter_context(served(HOST, port, "page_port", {"/": application(config, stats)}))
-    print(f"live page on http://{HOST}:{port}/", file=sys.stderr, flush=True)
+def _counted(stats: JobStats) -> JobStats:
+    return PROCESS.add_model(PROCESS.copy_of(stats))

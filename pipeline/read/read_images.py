@@ -28,8 +28,8 @@ from pipeline.records import DeadLetter, EncodedImage, ImageRef, identity_hash, 
 from pipeline.results.cancellation import until_cancelled
 from pipeline.secrets import public_address
 from pipeline.stats import metrics
-from pipeline.stats.summary import JobStats
-from pipeline.stats.worker_context import WorkerContext
+from pipeline.stats.job_stats import JobStats
+from pipeline.stats.worker_reports import WorkerContext
 from pipeline.storage.listing import MAX_PARALLEL
 
 # An image in the shuffle: `extra`, `size_bytes`, its generation, if what is done is left out, and its location in bytes, since

@@ -19,7 +19,7 @@ from models.evaluate.detection_rows import unpacked
 from models.evaluate.mistakes import CONFIDENCES, Kind, Mistake, Mistakes, calibration, threshold_curves, unsure_first
 from models.progress import shown as progress
 from pipeline.report.charts import Bar
-from pipeline.report.formats import MISSING, counted, number
+from pipeline.report.formats import counted, number
 from pipeline.report.page import environment, page_style
 from pipeline.storage.files import read_file
 
@@ -32,6 +32,7 @@ _KINDS: dict[Kind, tuple[str, str]] = {
         "The class is right and the box overlaps the object by less than half; the most confident first.",
     ),
 }
+_HEADLINE = ("AP", "AP50", "AR_100")
 _SHOWN_OF_A_KIND = 8
 _SHOWN_CLASSES = 30
 _SHOWN_CONFUSED = 10
@@ -77,9 +78,9 @@ def render_evaluation(
             notes=notes,
             threshold=f"{mistakes.threshold:.2f}",
             mark=(100 * mistakes.threshold, f"threshold {mistakes.threshold:.2f}"),
-            headline=_headline(figures),
-            facts=[(FIGURES[key], _share(figures[key])) for key in FIGURES if key not in ("AP", "AP50", "AR_100")],
-            operating=[(name, _share(curves[name][at])) for name in ("precision", "recall", "f1")],
+            headline=[(FIGURES[key], figures[key], figures["intervals"].get(key)) for key in _HEADLINE],
+            facts=[(FIGURES[key], figures[key]) for key in FIGURES if key not in _HEADLINE],
+            operating=[(name, curves[name][at]) for name in ("precision", "recall", "f1")],
             precision_recall=_precision_recall(measured),
             threshold_curves=[(name, _points(CONFIDENCES, curves[name.lower()])) for name in ("F1", "precision", "recall")],
             confidences=_confidences(bins),
@@ -93,19 +94,6 @@ def render_evaluation(
             suspicious=_suspicious(measured, mistakes),
         )
     )
-
-
-def _share(value: float | None) -> str:
-    return MISSING if value is None or not math.isfinite(value) else f"{value:.3f}"
-
-
-def _headline(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(Name, figure, its 95 % interval) of the most used figures, rounded to what the interval supports."""
-    rows = []
-    for key in ("AP", "AP50", "AR_100"):
-        ends = figures["intervals"].get(key)
-        rows.append((FIGURES[key], _share(figures[key]), f"{ends[0]:.3f} to {ends[1]:.3f}" if ends else ""))
-    return rows
 
 
 def _points(xs: Any, ys: Any) -> str:
@@ -127,7 +115,7 @@ def _confidences(bins: Sequence[tuple[float, float, int]]) -> list[Bar]:
     longest = math.sqrt(max((n for _, _, n in bins), default=0) or 1)
     return [
         (
-            *(f"about {mean:.2f}", [("bar", math.sqrt(n) / longest * right), ("bad", math.sqrt(n) / longest * (1 - right))]),
+            *(f"{mean:.2f}", [("bar", math.sqrt(n) / longest * right), ("bad", math.sqrt(n) / longest * (1 - right))]),
             *(number(n), f"{100 * right:.0f} % right"),
         )
         for mean, right, n in reversed(bins)
@@ -139,7 +127,7 @@ def _classes(measured: Measurement, figures: Mapping[str, Any]) -> dict[str, Any
     """Classes with objects, the lowest AP first, and what the figures mean."""
     objects = np.bincount(measured.matches.objects.classes[measured.matches.counts[0]], minlength=measured.matches.n_classes)
     rows = [
-        (name, [("bar", ap)], f"{ap:.3f}", f"recall {_share(figures['recall_per_class'][name])}, {counted(int(n), 'object')}")
+        (name, [("bar", ap)], f"{ap:.3f}", f"recall {number(figures['recall_per_class'][name], 3)}, {counted(int(n), 'object')}")
         for (name, ap), n in zip(figures["per_class"].items(), objects, strict=True)
         if ap is not None
     ]
@@ -193,10 +181,10 @@ def _picture(measured: Measurement, mistakes: Mistakes, one: Mistake, folder: st
     names = measured.labels.class_names
     boxes = [(mistakes.objects, one.object, "not labelled"), (mistakes.detections, one.detection, "not detected")]
     of_mistake = np.array([each.xyxy[index] for each, index, _ in boxes if index >= 0])
-    row = measured.pairing.rows.get(one.image)
-    uri = row.uri if row else ""
-    opened = _opened(uri, folder) if uri else None
-    size_wh = opened.size if opened else (row.width, row.height) if row and row.width else _extent(of_mistake)
+    uri, row = _uri(measured, one.image), measured.pairing.rows.get(one.image)
+    opened = _opened(uri, folder) if row else None
+    right, bottom = np.ceil(of_mistake[:, 2:].max(axis=0)).clip(1).astype(int).tolist()
+    size_wh = opened.size if opened else (row.width, row.height) if row and row.width else (right, bottom)
     scale = size_wh[0] / row.width if opened and row and row.width else 1.0
     left, top, right, bottom = _window(of_mistake * scale, size_wh)
     factor = _LONGEST_SIDE / max(right - left, bottom - top)
@@ -208,8 +196,8 @@ def _picture(measured: Measurement, mistakes: Mistakes, one: Mistake, folder: st
     if one.detection >= 0:
         said[1] += f" {mistakes.detections.scores[one.detection]:.2f}"
     return {
-        "uri": uri or measured.labels.file_names[one.image],
-        "name": posixpath.basename(uri) or measured.labels.file_names[one.image],
+        "uri": uri,
+        "name": posixpath.basename(uri),
         "size_wh": (f"{(right - left) * factor:.0f}", f"{(bottom - top) * factor:.0f}"),
         "jpeg_base64": _jpeg(opened.crop((left, top, right, bottom))) if opened else "",
         "labelled": drawn[0],
@@ -228,10 +216,6 @@ def _placed(box: Floats, origin: tuple[int, int], factor: float) -> tuple[str, s
     """x, y, width and height."""
     x0, y0, x1, y1 = ((edge - origin[n % 2]) * factor for n, edge in enumerate(box.tolist()))
     return (f"{x0:.1f}", f"{y0:.1f}", f"{max(x1 - x0, 0):.1f}", f"{max(y1 - y0, 0):.1f}")
-
-
-def _extent(boxes: Floats) -> tuple[int, int]:
-    return max(1, math.ceil(boxes[:, 2].max())), max(1, math.ceil(boxes[:, 3].max()))
 
 
 def _window(boxes: Floats, size_wh: tuple[int, int]) -> tuple[int, int, int, int]:
@@ -270,18 +254,19 @@ def _jpeg(image: Image.Image) -> str:
 
 def _unsure(measured: Measurement, threshold: float) -> list[tuple[str, str, str]]:
     listed = unsure_first(measured, threshold)[:_SHOWN_NEXT]
-    return [(uri, number(unsure), _share(lowest)) for uri, unsure, lowest in listed]
+    return [(uri, number(unsure), number(lowest, 3)) for uri, unsure, lowest in listed]
 
 
 def _suspicious(measured: Measurement, mistakes: Mistakes) -> list[tuple[str, str, str]]:
     """Labelled images on which model and labels disagree most: the labels may be wrong."""
-    confident: collections.Counter[int] = collections.Counter()
-    total: collections.Counter[int] = collections.Counter()
-    for one in mistakes.mistakes:
-        total[one.image] += 1
-        confident[one.image] += one.kind != "miss" and one.weight >= (1 + mistakes.threshold) / 2
+    sure = (1 + mistakes.threshold) / 2
+    total = collections.Counter(one.image for one in mistakes.mistakes)
+    confident = collections.Counter(one.image for one in mistakes.mistakes if one.kind != "miss" and one.weight >= sure)
     ordered = sorted(total, key=lambda image: (-confident[image], -total[image], image))[:_SHOWN_NEXT]
-    rows, names = measured.pairing.rows, measured.labels.file_names
-    return [
-        (rows[image].uri if image in rows else names[image], number(confident[image]), number(total[image])) for image in ordered
-    ]
+    return [(_uri(measured, image), number(confident[image]), number(total[image])) for image in ordered]
+
+
+def _uri(measured: Measurement, image: int) -> str:
+    """The URI of an image as its row has it, else its name in the labels."""
+    row = measured.pairing.rows.get(image)
+    return row.uri if row else measured.labels.file_names[image]

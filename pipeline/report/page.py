@@ -22,7 +22,7 @@ from markupsafe import Markup
 
 from pipeline.config import Config
 from pipeline.failures import REASONS
-from pipeline.records import DetectedImage
+from pipeline.records import DeadLetter, DetectedImage
 from pipeline.report.annotate import annotate, class_colour
 from pipeline.report.charts import Bar, bars, rate_over_time, slowest_over_time
 from pipeline.report.formats import counted, duration, link, moment, number, readable, setting, share
@@ -40,33 +40,22 @@ Picture = tuple[str, DetectedImage]  # its title, a result
 def render_report(
     summary: Mapping[str, Any],
     samples: Sequence[Picture],
-    dead_letters: Sequence[Mapping[str, Any]],
+    dead_letters: Sequence[DeadLetter],
     disagreements: Sequence[Picture] = (),
+    live: Mapping[str, Any] | None = None,
 ) -> str:
     """Renders the report page.
 
     Args:
       summary: The result of `summarise`.
       samples: Results to show as pictures, each with its purpose; one without a thumbnail gets a placeholder.
-      dead_letters: Rows as in `dead_letters/*.jsonl`, all or examples of each reason.
+      dead_letters: All or examples of each reason.
       disagreements: Images on which the canary and the version in use differ, each twice: one result after the other.
+      live: Further values of `live.html`, for a job that still runs, which also has images in flight.
 
     Returns:
       A complete HTML document, to be written as UTF-8.
     """
-    values = report_values(summary, samples, dead_letters, disagreements)
-    return environment().get_template("page.html").render(**page_style(), **values)
-
-
-def report_values(
-    summary: Mapping[str, Any],
-    samples: Sequence[Picture],
-    dead_letters: Sequence[Mapping[str, Any]],
-    disagreements: Sequence[Picture] = (),
-    *,
-    is_running: bool = False,
-) -> dict[str, Any]:
-    """The values that `page.html` shows; for the arguments see `render_report`. A running job also has images in flight."""
     images, unit = summary["images"], "messages" if summary["mode"] == "streaming" else "images"
     outcomes = [
         ("detected", "=", images["detected"], "detected"),
@@ -74,17 +63,17 @@ def report_values(
         ("skipped", "+", images["skipped"], "skipped"),
     ]
     missing = images["read"] - sum(amount for _, _, amount, _ in outcomes)
-    if is_running:
+    if live:
         outcomes.append(("left", "+", max(0, missing), "in flight"))
     changed, unchanged = _settings(summary["config"])
-    return {
+    values = {
         **{key: summary[key] for key in ("mode", "started_at", "finished_at", "command")},
         "unit": unit,
         "model": f"{summary['model']['name']} {summary['model']['version']}".strip(),
         "warnings": summary.get("warnings", ()),
         "account": [("read", "", images["read"], f"{unit} read"), *outcomes],
         "parts": [(name, amount / max(images["read"], 1)) for name, _, amount, _ in outcomes],
-        "adds_up": is_running or not missing,
+        "adds_up": live or not missing,
         "facts": _facts(summary, unit),
         "reasons": _reasons(summary["dead_by_reason"], dead_letters),
         "samples": [_sample(*picture) for picture in samples],
@@ -94,7 +83,9 @@ def report_values(
         "model_settings": list(_flatten(summary["model"])),
         "changed": changed,
         "unchanged": unchanged,
+        **(live or {}),
     }
+    return environment().get_template("live.html" if live else "page.html").render(**page_style(), **values)
 
 
 @functools.cache
@@ -167,16 +158,16 @@ def _charts(summary: Mapping[str, Any], unit: str) -> dict[str, Any]:
     }
 
 
-def _inline(image: DetectedImage) -> str:
-    """The annotated picture as a `data:` URL; empty where there is none."""
-    with contextlib.suppress(ValueError):
-        return "data:image/jpeg;base64," + base64.b64encode(annotate(image)).decode("ascii")
-    return ""
+def jpeg_url(jpeg: bytes) -> str:
+    """A picture as a `data:` URL; empty where there is none."""
+    return "data:image/jpeg;base64," + base64.b64encode(jpeg).decode("ascii") if jpeg else ""
 
 
 def _sample(purpose: str, image: DetectedImage) -> dict[str, Any]:
     """What the page shows of one image."""
-    found, uri = image.detections, image.ref.uri
+    found, uri, picture = image.detections, image.ref.uri, b""
+    with contextlib.suppress(ValueError):  # it has no thumbnail that can be drawn on
+        picture = annotate(image)
     classes = collections.Counter(found.class_names).most_common()
     names = ", ".join(f"{n} {name}" for name, n in classes[:6]) + (", …" if len(classes) > 6 else "")
     columns = (found.class_names, found.class_ids.tolist(), found.confidences.tolist(), found.boxes_xyxy.tolist())
@@ -191,7 +182,7 @@ def _sample(purpose: str, image: DetectedImage) -> dict[str, Any]:
         "link": link(uri),
         "size": f"{image.width} × {image.height}, {counted(len(found), 'detection')}",  # noqa: RUF001  a times sign
         "content": names or "no objects",
-        "url": _inline(image),
+        "url": jpeg_url(picture),
         "detections": detections,
         "more": len(found) - len(detections),
     }
@@ -221,22 +212,24 @@ def _confidences(bins: Sequence[int]) -> list[Bar]:
     return bars([(f"{start:.1f} to {start + width:.1f}", n, number(n), "") for start, n in reversed(pairs[lowest:])])
 
 
-def _reasons(dead_by_reason: Mapping[str, int], dead_letters: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    letters: dict[str, list[Mapping[str, Any]]] = collections.defaultdict(list)
-    for letter in dead_letters:
-        letters[letter["reason"]].append(letter)
-    shares = [parts for _, parts, _, _ in bars([(reason, n, "", "") for reason, n in dead_by_reason.items()])]
-    return [
-        {
-            "name": reason,
-            "number": number(n),
-            "bar": parts,
-            "stages": (stages := sorted({letter["stage"] for letter in letters[reason]})),
-            "meaning": "; ".join(REASONS[stage][reason] for stage in stages if reason in REASONS.get(stage, ())).replace("`", ""),
-            "examples": letters[reason][:_SHOWN_LETTERS],
-        }
-        for (reason, n), parts in zip(dead_by_reason.items(), shares, strict=True)
-    ]
+def _reasons(dead_by_reason: Mapping[str, int], dead_letters: Sequence[DeadLetter]) -> list[dict[str, Any]]:
+    """What the page shows of each reason, the most frequent first."""
+    reasons = []
+    for reason, parts, amount, _ in bars([(reason, n, number(n), "") for reason, n in dead_by_reason.items()]):
+        letters = [letter for letter in dead_letters if letter.reason == reason]
+        stages = sorted({letter.stage for letter in letters})
+        meanings = [REASONS[stage][reason] for stage in stages if reason in REASONS.get(stage, ())]
+        reasons.append(
+            {
+                "name": reason,
+                "number": amount,
+                "bar": parts,
+                "stages": stages,
+                "meaning": "; ".join(meanings).replace("`", ""),
+                "examples": [(letter, jpeg_url(letter.thumbnail)) for letter in letters[:_SHOWN_LETTERS]],
+            }
+        )
+    return reasons
 
 
 def _canary(canary: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,27 +65,9 @@ class CanaryStats:
     disagreements: tuple[Disagreement, ...] = ()
 
     @property
-    def why_no_images(self) -> str:
-        """Why the canary has received no image; empty if it has received some."""
-        if self.images:
-            return ""
-        of_share = f"none of the {self.stable_images} images that came was of its share"
-        return self.not_up or (of_share if self.stable_images else "no image came while it was loaded")
-
-    @property
     def agreement(self) -> float | None:
         """2 matched / all objects of both; None if no image with an object went to both."""
-        return 2 * self.matched / self.objects if self.objects else None
-
-    @property
-    def failure_rate(self) -> float:
-        """Share of its images that the canary failed on."""
-        return self.failed / max(self.images, 1)
-
-    @property
-    def stable_failure_rate(self) -> float:
-        """The same share of the version in use."""
-        return self.stable_failed / max(self.stable_images, 1)
+        return _ratio(2 * self.matched, self.objects)
 
     def wants_picture(self, different: int) -> bool:
         """Whether an image with so many different objects may be among the few that are shown."""
@@ -111,30 +93,31 @@ class CanaryStats:
 
     def as_dict(self) -> dict[str, Any]:
         """The part `canary` of summary.json."""
+        figures = {
+            "agreement": self.agreement,
+            "score_shift": _ratio(self.score_shift_sum, self.matched),
+            "failure_rate": self.failed / max(self.images, 1),
+            "stable_failure_rate": self.stable_failed / max(self.stable_images, 1),
+            "mean_ms": _ratio(1e3 * self.seconds, self.images - self.failed),
+            "stable_mean_ms": _ratio(1e3 * self.stable_seconds, self.stable_images - self.stable_failed),
+        }
+        of_share = f"none of the {self.stable_images} images that came was of its share"
+        why_not = self.not_up or (of_share if self.stable_images else "no image came while it was loaded")
         return {
-            "version": self.version,
-            "stable": self.stable,
-            "images": self.images,
-            "failed": self.failed,
-            "skipped": self.skipped,
-            "agreement": _rounded(self.agreement),
-            "score_shift": _rounded(self.score_shift_sum / self.matched if self.matched else None),
-            "failure_rate": _rounded(self.failure_rate),
-            "stable_failure_rate": _rounded(self.stable_failure_rate),
-            "mean_ms": _rounded(_mean_ms(self.seconds, self.images - self.failed), 3),
-            "stable_mean_ms": _rounded(_mean_ms(self.stable_seconds, self.stable_images - self.stable_failed), 3),
-            **({"why_no_images": self.why_no_images} if self.why_no_images else {}),
+            **{name: getattr(self, name) for name in ("version", "stable", "images", "failed", "skipped")},
+            **{name: None if figure is None else round(figure, 5) for name, figure in figures.items()},
+            **({} if self.images else {"why_no_images": why_not}),
         }
 
     def line(self) -> str:
         """The text of a progress line."""
-        if self.why_no_images:
-            return f"canary {self.version}: 0 images: {self.why_no_images}"
         shown = self.as_dict()
-        agreement = "" if self.agreement is None else f", agreement {shown['agreement']:.3f}"
+        if "why_no_images" in shown:
+            return f"canary {self.version}: 0 images: {shown['why_no_images']}"
+        agreement = "" if self.agreement is None else f", agreement {self.agreement:.3f}"
         shift = "" if shown["score_shift"] is None else f", scores {shown['score_shift']:+.3f}"
         times = [f"{ms:.0f}" if ms is not None else "-" for ms in (shown["mean_ms"], shown["stable_mean_ms"])]
-        rates = f"failed {self.failure_rate:.1%} (stable {self.stable_failure_rate:.1%})"
+        rates = f"failed {shown['failure_rate']:.1%} (stable {shown['stable_failure_rate']:.1%})"
         return f"canary {self.version}: {self.images} images{agreement}{shift}, {rates}, {times[0]} ms (stable {times[1]} ms)"
 
 
@@ -153,9 +136,5 @@ def merge_canaries(figures: Iterable[CanaryStats]) -> CanaryStats | None:
     return merged
 
 
-def _mean_ms(seconds: float, images: int) -> float | None:
-    return seconds / images * 1e3 if images else None
-
-
-def _rounded(value: float | None, digits: int = 5) -> float | None:
-    return None if value is None else round(value, digits)
+def _ratio(amount: float, count: int) -> float | None:
+    return amount / count if count else None

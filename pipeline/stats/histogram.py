@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -61,16 +61,15 @@ class Times:
         if not self.counts:
             return {}
         buckets = sorted(self.counts)
-        ends = [min(BOUNDS_S[bucket], self.longest_s) for bucket in buckets]
         below = list(itertools.accumulate(self.counts[bucket] for bucket in buckets))
-        shown = {"max": self.longest_s}
+        shown = {}
         for name, quantile in _QUANTILES.items():
             wanted = quantile * below[-1]
-            n = next(n for n, seen in enumerate(below) if seen >= wanted)
-            start = BOUNDS_S[buckets[n] - 1] if buckets[n] else 0.0
-            share = 1 - (below[n] - wanted) / self.counts[buckets[n]]
-            shown[name] = start + max(ends[n] - start, 0.0) * share
-        return {name: round(1e3 * shown[name], 1) for name in (*_QUANTILES, "max")}
+            bucket, seen = next(each for each in zip(buckets, below, strict=True) if each[1] >= wanted)
+            start = BOUNDS_S[bucket - 1] if bucket else 0.0
+            width = max(min(BOUNDS_S[bucket], self.longest_s) - start, 0.0)
+            shown[name] = start + width * (1 - (seen - wanted) / self.counts[bucket])
+        return {name: round(1e3 * seconds, 1) for name, seconds in {**shown, "max": self.longest_s}.items()}
 
 
 @dataclasses.dataclass
@@ -91,20 +90,16 @@ class Intervals:
     largest: bool = False
 
     def add(self, time_s: float, amount: int = 1) -> None:
-        """Counts one image, or adds another amount.
-
-        Args:
-          time_s: Seconds since the epoch.
-          amount: 0 or more.
-        """
+        """Counts one image, or adds another amount of 0 or more, at this time in seconds since the epoch."""
         self._put(int(time_s) // self.seconds, amount)
         while len(self.counts) > _MOST_INTERVALS:
-            self._lengthen(2 * self.seconds)
+            self._double()
 
     def __add__(self, other: Intervals) -> Intervals:
         """The amounts of both; shares nothing with them."""
         both = dataclasses.replace(self, counts=self.counts.copy())
-        both._lengthen(max(self.seconds, other.seconds))
+        while both.seconds < other.seconds:
+            both._double()
         for number, amount in other.counts.items():
             both.add(number * other.seconds, amount)
         return both
@@ -114,15 +109,11 @@ class Intervals:
         first = min(self.counts, default=0)
         return [((number - first) * self.seconds, self.counts[number]) for number in sorted(self.counts)]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Length of an interval in seconds, and `since_first`; empty without an amount."""
-        return {"interval_s": self.seconds, "points": self.since_first()} if self.counts else {}
-
     def _put(self, number: int, amount: int) -> None:
         self.counts[number] = max(self.counts[number], amount) if self.largest else self.counts[number] + amount
 
-    def _lengthen(self, seconds: int) -> None:
-        counts, shorter = self.counts, self.seconds
-        self.seconds, self.counts = seconds, Counter()
-        for number, amount in counts.items():
-            self._put(number * shorter // seconds, amount)
+    def _double(self) -> None:
+        halves, self.counts = self.counts, Counter()
+        self.seconds *= 2
+        for number, amount in halves.items():
+            self._put(number // 2, amount)

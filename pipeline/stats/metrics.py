@@ -25,13 +25,13 @@ pool: there the counts would reach `JobStats` only.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from apache_beam.metrics import Metrics
 
 from pipeline.records import DeadLetter, DetectedImage
+from pipeline.stats.job_stats import STAGES, VERSION_EVENTS
 from pipeline.stats.process import PROCESS
-from pipeline.stats.summary import STAGES, VERSION_EVENTS
 
 NAMESPACE = "Detection"
 
@@ -48,7 +48,7 @@ def count_read(images: int = 1) -> None:
     """Counts images that were listed or requested, whatever their outcome."""
     _counters["read"].inc(images)
     with PROCESS.lock:
-        for stats in PROCESS.counting:
+        for stats in PROCESS.counted:
             stats.read += images
 
 
@@ -56,7 +56,7 @@ def count_skipped(images: int = 1) -> None:
     """Counts images that were read before."""
     _counters["skipped"].inc(images)
     with PROCESS.lock:
-        for stats in PROCESS.counting:
+        for stats in PROCESS.counted:
             stats.skipped += images
 
 
@@ -67,12 +67,17 @@ def count_results(*results: DetectedImage | DeadLetter) -> None:
     for letter in dead:
         where = {"image": letter.ref.uri, "request": letter.ref.request_id, "reason": letter.reason}
         _log.info("dead letter: %s", letter.message, extra=where)
-    if dead:
-        _counters["dead"].inc(len(dead))
-    if detected:
-        _update_detected(detected)
+    for name, amount in (("dead", len(dead)), ("detected", len(detected))):
+        if amount:
+            _counters[name].inc(amount)
+    for timing in (image.timing for image in detected):
+        for stage, distribution in _stages_us.items():
+            distribution.update(int(getattr(timing, stage) * 1e6))
+        if timing.led_batch:
+            _batch_size.update(timing.led_batch)
+            _model_us.update(int(timing.model * 1e6))
     with PROCESS.lock:
-        for stats in PROCESS.counting:
+        for stats in PROCESS.counted:
             stats.add_detected(detected, PROCESS.samples)
             for letter in dead:
                 stats.add_dead(letter)
@@ -94,13 +99,3 @@ def note_latency(milliseconds: float) -> None:
 def note_backlog_age(milliseconds: float) -> None:
     """Notes how long a message of a stream had waited when it was read."""
     _backlog_age_ms.update(int(milliseconds))
-
-
-def _update_detected(images: Sequence[DetectedImage]) -> None:
-    _counters["detected"].inc(len(images))
-    for timing in (image.timing for image in images):
-        for stage, distribution in _stages_us.items():
-            distribution.update(int(getattr(timing, stage) * 1e6))
-        if timing.led_batch:
-            _batch_size.update(timing.led_batch)
-            _model_us.update(int(timing.model * 1e6))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from pipeline.stats.canary import CanaryStats
-from pipeline.stats.summary import JobStats
+from pipeline.stats.job_stats import JobStats
 
 
 class ModelStats(Protocol):
@@ -83,7 +83,7 @@ class ProcessState:
     """What the steps of a process share; thread-safe.
 
     Attributes:
-      counting: Statistics that grow with each count of this process; guarded by `lock`.
+      counted: Statistics that grow with each count of this process; guarded by `lock`.
       lock: For a moment only.
       waiting_for: What the job waits for while no image is done; empty: nothing.
       model: The model in use.
@@ -99,7 +99,7 @@ class ProcessState:
     """
 
     def __init__(self) -> None:
-        self.counting: list[JobStats] = []
+        self.counted: list[JobStats] = []
         self.lock = threading.Lock()
         self.waiting_for = ""
         self.model: ModelStats | None = None
@@ -107,21 +107,28 @@ class ProcessState:
         self.entered: set[str] = set()
         self.entering = threading.Lock()
         self.summary: dict[str, Any] = {}
-        self.reporters: list[Callable[[], None]] = []
+        self.reporters: list[Callable[[], object]] = []
         self.parts = {name: Part() for name in PARTS}
         self.failing: dict[str, str] = {}
         self.died: dict[str, str] = {}
         self.samples = 0
 
-    def begin_counting(self, stats: JobStats) -> None:
-        """Adds to these statistics all that the steps of this process count from now on."""
+    def begin_counting(self) -> JobStats:
+        """Statistics to which the steps of this process add all that they count from now on."""
+        stats = JobStats()
         with self.lock:
-            self.counting.append(stats)
+            self.counted.append(stats)
+        return stats
 
-    def end_counting(self, stats: JobStats) -> None:
-        """Adds nothing more to these statistics."""
-        with self.lock:
-            self.counting = [each for each in self.counting if each is not stats]
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[JobStats]:
+        """Yields statistics of what the steps of this process count while the block lasts."""
+        stats = self.begin_counting()
+        try:
+            yield stats
+        finally:
+            with self.lock:
+                self.counted = [each for each in self.counted if each is not stats]
 
     def copy_of(self, stats: JobStats) -> JobStats:
         """A consistent copy of statistics that threads are adding to."""

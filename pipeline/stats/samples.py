@@ -5,9 +5,8 @@ Ranks do not depend on the order of the images, so two runs show the same.
 
 from __future__ import annotations
 
-import bisect
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from operator import itemgetter
 from typing import TypeVar
 
@@ -45,8 +44,13 @@ def keep(kept: Ranked[_T], by_purpose: Mapping[str, int], value: _T, size: int) 
     Returns:
       Whether the value is kept, or another one of the same rank is.
     """
-    is_kept = [_keep(kept.setdefault(purpose, []), rank, value, _wanted(purpose, size)) for purpose, rank in by_purpose.items()]
-    return any(is_kept)
+    is_kept = False
+    for purpose, rank in by_purpose.items():
+        best, most = kept.get(purpose, []), size if purpose == ANY else -(-size // _SHARE)
+        if len(best) < most or (best and rank <= best[-1][0]):
+            by_rank = {rank: value} | dict(best)
+            kept[purpose], is_kept = sorted(by_rank.items(), key=itemgetter(0))[:most], True
+    return is_kept
 
 
 def chosen(kept: Ranked[DetectedImage], size: int) -> list[tuple[str, DetectedImage]]:
@@ -56,25 +60,6 @@ def chosen(kept: Ranked[DetectedImage], size: int) -> list[tuple[str, DetectedIm
         for _, image in kept.get(purpose, ()):
             images.setdefault(image.ref.identity, (purpose, image))
     return list(images.values())[:size]
-
-
-def _keep(best: list[tuple[int, _T]], rank: int, value: _T, wanted: int) -> bool:
-    if not _has_place(best, rank, wanted):
-        return False
-    if rank not in (each for each, _ in best):
-        bisect.insort(best, (rank, value), key=itemgetter(0))
-        del best[wanted:]
-    return True
-
-
-def _has_place(best: Sequence[tuple[int, object]], rank: int, wanted: int) -> bool:
-    """Whether a rank is among the smallest `wanted` ones."""
-    return len(best) < wanted or (wanted > 0 and rank <= best[-1][0])
-
-
-def _wanted(purpose: str, size: int) -> int:
-    """How many images are kept for a purpose."""
-    return size if purpose == ANY else -(-size // _SHARE)
 
 
 class Sampler:
@@ -90,10 +75,8 @@ class Sampler:
 
     def wants(self, image: DetectedImage | DeadLetter) -> bool:
         """Whether this image has one of the smallest ranks so far; so has one that comes again."""
-        if not self._size:
-            return False
         with self._lock:
-            return keep(self._kept, ranks(image), None, self._size)
+            return self._size > 0 and keep(self._kept, ranks(image), None, self._size)
 
     def below(self) -> int:
         """An image is likely to be wanted if the hash of its identity is below this; 0: none is."""

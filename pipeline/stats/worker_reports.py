@@ -1,4 +1,4 @@
-"""Worker reports: a heartbeat file of each worker process in the run's folder, with its `JobStats`, which the launcher reads.
+"""Workers: each checks what it can reach, then writes its `JobStats` into a file of the run's folder, which the launcher reads.
 
 Beam's own metrics come too late: a job server has those of a bundle when the bundle ends, and a bundle of a batch job may hold
 all images; Flink has none before the job ends. The report of a killed worker stays, so images that another worker repeats count
@@ -8,72 +8,125 @@ twice. The summary of a batch job is made from the statistics of its rows instea
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-import os
+import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable
 
 from pipeline.codec import pack, unpack
+from pipeline.errors import ModelError, OutputError
+from pipeline.results.layout import check_output
 from pipeline.results.run import Run
-from pipeline.stats.canary import CanaryStats, merge_canaries
-from pipeline.stats.process import PROCESS, ModelStats, ProcessState
-from pipeline.stats.renewal import keep_renewing
-from pipeline.stats.summary import JobStats
+from pipeline.stats.canary import CanaryStats
+from pipeline.stats.job_stats import JobStats, merge_stats
+from pipeline.stats.process import PROCESS
 from pipeline.storage.files import make_folder, write_file
 from pipeline.storage.listing import files_of
 from pipeline.storage.state import read_checked
 
 REPORT_SECONDS = 3.0
 _TOUCH_SECONDS = 3600.0  # a folder of unfinished files in which nothing changes for a day counts as abandoned
+_BEGIN_SECONDS = 900.0  # a worker that replaces a lost one much later may find that the launcher of a stream has left
 _REPORTS = "figures"
 
 
-def reporter_of(model: ModelStats) -> None:
-    """Adds the facts of this model to the reports of this process."""
-    PROCESS.model = model
+@dataclasses.dataclass(frozen=True)
+class WorkerContext:
+    """What the workers of a job must reach.
+
+    Attributes:
+      run: The run.
+      check_model: Raises a `ModelError` if the model cannot be reached.
+      launched_at: When the launcher made its folder, seconds since the epoch; 0: the job is a template's and has no launcher.
+      watch: Begins to watch the worker process, where a stuck one is ended.
+    """
+
+    run: Run
+    check_model: Callable[[], object]
+    launched_at: float = 0.0
+    watch: Callable[[], object] | None = None
+
+    def check_worker(self, stats: Callable[[], JobStats] | None = None) -> None:
+        """Checks, once in each process and before it works, what it can reach; then starts its reports to the launcher.
+
+        Args:
+          stats: Returns the statistics to report; default: all that this process counts from now on.
+
+        Raises:
+          OutputError: This worker cannot write to the results folder, or finds another folder than the launcher's.
+          ModelError: This worker cannot reach the model.
+        """
+        with PROCESS.entering:
+            if self.run.folder in PROCESS.entered:
+                return
+            self._check()
+            if self.run.is_open():
+                StatsReporter(self.run, stats or functools.partial(PROCESS.copy_of, PROCESS.begin_counting())).start()
+            if self.watch:
+                self.watch()
+            PROCESS.entered.add(self.run.folder)
+
+    def _check(self) -> None:
+        output, here = self.run.output, f"the worker on {socket.gethostname()}"
+        if abs(time.time() - self.launched_at) < _BEGIN_SECONDS and not self.run.is_open():
+            raise OutputError(
+                f"output {output}: expected a folder that launcher and workers share, such as gs://<bucket>/<folder>, but {here} "
+                "does not find in it what the launcher has begun"
+            )
+        try:
+            check_output(output)
+        except OutputError as err:
+            raise OutputError(f"{err} ({here})") from err
+        try:
+            self.check_model()
+        except Exception as err:
+            raise ModelError(f"{' '.join(str(err).split())[:400]} ({here})") from err
 
 
 class StatsReporter:
-    """Writes the report of this process, as long as the run's folder exists.
+    """Writes the report of this process, as long as the run is open.
 
     Args:
       run: The run.
       stats: Returns the statistics of this process.
       every_s: Seconds between reports.
-      process: Where the model is, and where this reporter is listed.
     """
 
-    def __init__(self, run: Run, stats: Callable[[], JobStats], every_s: float = REPORT_SECONDS, process: ProcessState = PROCESS):
+    def __init__(self, run: Run, stats: Callable[[], JobStats], every_s: float = REPORT_SECONDS):
         self._run = run
         self._path = f"{run.folder}/{_REPORTS}/{uuid.uuid4().hex}"
         self._stats = stats
         self._every_s = every_s
-        self._process = process
         self._written, self._written_at = b"", 0.0
         self._lock = threading.Lock()
 
     def start(self) -> None:
         """Writes a report now, and then every few seconds."""
         self.flush()
-        self._process.reporters.append(self.flush)
-        keep_renewing("worker report", self._every_s, self._flush_again, threading.Event())
+        PROCESS.reporters.append(self.flush)
+        threading.Thread(target=self._report_on, args=(PROCESS.reporters,), name="worker report", daemon=True).start()
 
-    def flush(self) -> None:
-        """Writes the report if it has changed and the run's folder exists."""
+    def flush(self) -> bool:
+        """Writes the report if it has changed; returns False if the run is over."""
         with self._lock:
-            content = pack(self._process.add_model(self._stats()))
-            is_new = content != self._written or time.monotonic() - self._written_at > _TOUCH_SECONDS
-            if is_new and _write(self._path, content):
+            content = pack(PROCESS.add_model(self._stats()))
+            if not self._run.is_open():
+                return False
+            if content != self._written or time.monotonic() - self._written_at > _TOUCH_SECONDS:
+                write_file(self._path, content, self._run.folder)
                 self._written, self._written_at = content, time.monotonic()
+            return True
 
-    def _flush_again(self) -> bool:
-        if not self._run.is_open():
-            self._process.reporters.remove(self.flush)
-            return False
-        self.flush()
-        return True
+    def _report_on(self, reporters: list[Callable[[], object]]) -> None:
+        is_open = True
+        while is_open:
+            time.sleep(self._every_s)
+            with contextlib.suppress(Exception):  # storage may fail for a while
+                is_open = self.flush()
+        reporters.remove(self.flush)
 
 
 def report_all() -> None:
@@ -81,21 +134,6 @@ def report_all() -> None:
     for flush in PROCESS.reporters:
         with contextlib.suppress(Exception):
             flush()
-
-
-def _write(path: str, content: bytes) -> bool:
-    """Replaces a file; returns False if its folder is gone, which this does not make again."""
-    if "://" in path:
-        write_file(path, content)
-        return True
-    unfinished = f"{path}.new"
-    try:
-        with open(unfinished, "wb") as file:
-            file.write(content)
-        os.replace(unfinished, path)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 class WorkerReports:
@@ -117,18 +155,18 @@ class WorkerReports:
     @property
     def batch_sizes(self) -> tuple[int, ...]:
         """The allowed batch sizes of a worker's model; empty if no worker has reported them."""
-        return max((report.batch_sizes for report in self.now()), default=())
+        return merge_stats(self.now(), 0).batch_sizes
 
     @property
     def notes(self) -> tuple[str, ...]:
         """The notes on a worker's model; empty if no worker has reported any."""
-        return max((report.model_notes for report in self.now()), default=())
+        return merge_stats(self.now(), 0).model_notes
 
     def canary_stats(self, wait_s: float = 0.0) -> CanaryStats | None:
         """Comparison of the canary with the version in use, over all workers; with `wait_s` from the last reports."""
         if wait_s and any(report.canary for report in self.now()):
             self.at_the_end()
-        return merge_canaries(report.canary for report in self.now() if report.canary)
+        return merge_stats(self.now(), 0).canary
 
     def now(self) -> list[JobStats]:
         """The latest report of each worker; this looks for new ones every few seconds, however often it is called."""
@@ -150,8 +188,7 @@ class WorkerReports:
         return self._reports
 
     def _look(self) -> list[JobStats]:
-        paths = [file.path for file in files_of(self._folder) if not file.path.endswith(".new")]
-        reports = (read_checked(path, functools.partial(unpack, JobStats)) for path in paths)
+        reports = (read_checked(file.path, functools.partial(unpack, JobStats)) for file in files_of(self._folder))
         return [report for report in reports if report]
 
 

@@ -13,7 +13,7 @@ import time
 from pipeline.records import DeadLetter, DetectedImage
 from pipeline.stats import metrics
 from pipeline.stats.histogram import Times
-from pipeline.stats.summary import JobStats, merge_stats
+from pipeline.stats.job_stats import JobStats, merge_stats
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.stream.messages import Request
 

@@ -29,7 +29,7 @@ import apache_beam as beam
 from pipeline.config import Config
 from pipeline.records import DeadLetter, DetectedImage, ImageRef
 from pipeline.results.completion import UNKNOWN, RowVersion
-from pipeline.stats.worker_context import WorkerContext
+from pipeline.stats.worker_reports import WorkerContext
 from pipeline.stream.answers import Answers
 from pipeline.stream.archive import Archive, RowWriter
 from pipeline.stream.dedup_cache import DedupCache

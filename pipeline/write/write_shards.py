@@ -26,8 +26,8 @@ from pipeline.results.layout import check_output, check_reports
 from pipeline.results.rows import record_bytes, rows_by_kind
 from pipeline.results.run import Run
 from pipeline.results.shards import publish_shard, stage_shard, write_shard
-from pipeline.stats.summary import JobStats, merge_stats
-from pipeline.stats.worker_context import WorkerContext
+from pipeline.stats.job_stats import JobStats, merge_stats
+from pipeline.stats.worker_reports import WorkerContext
 from pipeline.storage.files import write_file
 from pipeline.storage.state import read_checked
 

@@ -318,8 +318,7 @@ def test_a_job_that_ends_while_its_canary_is_loaded_has_refused_none(model, open
 def start_of(detector):
     """What a detector's figures say of a canary that never came up."""
     figures = detector.canary_stats()
-    assert figures.images == 0 and figures.as_dict()["why_no_images"] == figures.why_no_images
-    return figures.version, figures.why_no_images
+    return figures.version, figures.as_dict()["why_no_images"]
 
 
 def test_a_canary_is_said_at_the_start(model, open_detector, capfd):
@@ -332,7 +331,7 @@ def test_a_canary_is_said_at_the_start(model, open_detector, capfd):
     look(detector)
     assert start_of(detector) == ("8", "no image came while it was loaded")
     detector.detect(IMAGES)
-    assert detector.canary_stats(30.0).why_no_images == ""
+    assert detector.canary_stats(30.0).images == len(IMAGES)
 
 
 def test_a_canary_of_another_name_is_refused_at_the_start(model, tmp_path, open_detector, capfd):

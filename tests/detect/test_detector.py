@@ -1,6 +1,5 @@
 """The detector: encoded images in, one result or dead letter for each out, in their order."""
 
-import base64
 import dataclasses
 import shutil
 import subprocess
@@ -19,7 +18,7 @@ from pipeline.detect.load_detector import load_detector, shared_detector
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.errors import ModelError
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, identity_hash
-from pipeline.stats.summary import JobStats
+from pipeline.stats.job_stats import JobStats
 from tests.tiny_models import bright_box, save_model
 
 CPU = DetectConfig(batch_sizes=(1, 2, 4), concurrent_batches=2)
@@ -154,7 +153,7 @@ def test_an_image_that_breaks_the_model_is_shown(picky_model):
     assert [(result.ref.uri, bool(result.thumbnail)) for result in results] == [("5", True), ("6", True), ("7", False)]
     stats = JobStats()
     stats.add_dead(results[0])
-    assert stats.dead_examples["model_failed"][0]["thumbnail_base64"] == base64.b64encode(results[0].thumbnail).decode()
+    assert stats.dead_examples["model_failed"][0].thumbnail == results[0].thumbnail
 
 
 class Failing:

@@ -7,7 +7,7 @@ import sys
 import time
 
 from pipeline.codec import unpack
-from pipeline.stats.summary import JobStats
+from pipeline.stats.job_stats import JobStats
 from tests.conftest import REPO, without_stamps
 from tests.flink.cluster import START_SECONDS, TASKMANAGERS, FlinkCluster, job_flags
 from tests.flink.shuffles import Shuffled, shuffled

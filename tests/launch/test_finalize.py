@@ -10,7 +10,8 @@ from pipeline import run
 from pipeline.config import WriteConfig
 from pipeline.errors import DONE
 from pipeline.launch.finalize import JobReport
-from pipeline.stats.summary import JobStats, RunFacts, merge_stats
+from pipeline.stats.job_stats import JobStats, merge_stats
+from pipeline.stats.summary import RunFacts
 from tests.conftest import without_progress, write_bright_image
 from tests.forked_jobs import SystemCall
 from tests.launch.jobs import rows_of

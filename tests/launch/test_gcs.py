@@ -9,7 +9,8 @@ from pipeline import run
 from pipeline.config import WriteConfig
 from pipeline.launch import finalize
 from pipeline.launch.finalize import JobReport
-from pipeline.stats.summary import JobStats, RunFacts
+from pipeline.stats.job_stats import JobStats
+from pipeline.stats.summary import RunFacts
 from tests.conftest import write_bright_image
 from tests.launch.jobs import without_run
 

@@ -17,10 +17,10 @@ from pipeline.config import Config
 from pipeline.failures import ImageError
 from pipeline.monitoring import http_server, live_page
 from pipeline.monitoring.http_server import served
-from pipeline.monitoring.live_page import HOST, application
+from pipeline.monitoring.live_page import HOST, LivePage
 from pipeline.records import DetectedImage, Detections, ImageRef, Timing
+from pipeline.stats.job_stats import JobStats
 from pipeline.stats.samples import REPORT_SAMPLES
-from pipeline.stats.summary import JobStats
 from tests.emulators import free_ports
 from tests.processes import wait_until
 from tests.streaming_job import StreamingJob
@@ -63,7 +63,7 @@ def job(monkeypatch):
 
 def shown(job, port=0):
     """Serves the page; yields the port."""
-    return served(HOST, port, "page_port", {"/": application(Config(), job.now)})
+    return served(HOST, port, "page_port", {"/": LivePage(Config(), job.now).answer})
 
 
 def asked(port, path="/", *, host=None, method="GET"):
@@ -122,7 +122,7 @@ def test_it_changes_nothing_and_serves_nothing_else(job):
     with shown(job) as port:
         answer = asked(port)
         assert answer.headers["X-Content-Type-Options"] == "nosniff" and b"default-src " in answer.read()
-        assert asked(port, method="POST").status == 405
+        assert asked(port, method="POST").status == 501
         assert asked(port, "/../../etc/passwd").status == 404
 
 

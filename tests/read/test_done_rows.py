@@ -9,7 +9,7 @@ from pipeline.read import done_rows
 from pipeline.read.done_rows import DoneRows
 from pipeline.read.read_images import ReadImages
 from pipeline.results.completion import RowVersion
-from pipeline.stats.summary import merge_stats
+from pipeline.stats.job_stats import merge_stats
 from pipeline.storage.files import write_file
 from pipeline.storage.stores import generation_of
 from tests.read.running import run

@@ -11,7 +11,7 @@ from pipeline.config import ReadConfig
 from pipeline.read.read_ahead import ReadAhead
 from pipeline.read.read_images import ReadImages, _DropDoubles
 from pipeline.records import EncodedImage, ImageRef
-from pipeline.stats.summary import merge_stats
+from pipeline.stats.job_stats import merge_stats
 from tests.memory import less_memory_than
 from tests.read.running import run
 from tests.tfrecord_files import example, write

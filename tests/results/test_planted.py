@@ -21,7 +21,8 @@ from pipeline.results.layout import DETECTIONS, check_output, check_reports
 from pipeline.results.lock import locked
 from pipeline.results.run import Run, remove_abandoned
 from pipeline.results.shards import list_shards
-from pipeline.stats.summary import JobStats, RunFacts
+from pipeline.stats.job_stats import JobStats
+from pipeline.stats.summary import RunFacts
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.files import write_file
 from pipeline.write.write_shards import read_stats

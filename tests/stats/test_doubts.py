@@ -5,7 +5,8 @@ import pytest
 
 from pipeline.records import DetectedImage, Detections, ImageRef
 from pipeline.report.page import render_report
-from pipeline.stats.summary import JobStats, RunFacts, merge_stats, summarise
+from pipeline.stats.job_stats import JobStats, merge_stats
+from pipeline.stats.summary import RunFacts, summarise
 
 
 def image(number, boxes):
@@ -54,9 +55,3 @@ def test_a_summary_names_what_looks_wrong(kinds, expected):
     assert [warning.startswith(start) for warning, start in zip(warnings, expected, strict=True)] == [True] * len(expected)
     page = render_report(summary, [], [])
     assert all(warning in page for warning in summary["warnings"])
-
-
-def test_a_summary_without_doubts_has_no_warnings():
-    stats = JobStats()
-    stats.add_detected([image(0, [INSIDE])], 0)
-    assert "warnings" not in summarise(stats, RunFacts(0.0, 1.0, 2.0, "run", {}, "batch", "/m"))

@@ -1,6 +1,5 @@
 """Metrics: what Beam counts is what the rows say, in batch and in streams."""
 
-import contextlib
 import threading
 
 import apache_beam as beam
@@ -15,7 +14,6 @@ from pipeline.results.completion import UNKNOWN
 from pipeline.results.run import Run
 from pipeline.stats import metrics
 from pipeline.stats.process import PROCESS
-from pipeline.stats.summary import JobStats
 from pipeline.stream.messages import Message, MessageLimits
 from pipeline.stream.run import RunSettings, opened
 from pipeline.stream.steps import ParseMessages
@@ -40,17 +38,6 @@ def counted(result):
     return totals, sums
 
 
-@contextlib.contextmanager
-def counting():
-    """What this process counts in the block."""
-    stats = JobStats()
-    PROCESS.begin_counting(stats)
-    try:
-        yield stats
-    finally:
-        PROCESS.end_counting(stats)
-
-
 @pytest.fixture
 def images(tmp_path):
     """Seven images, one of them named twice, one that is none and one that is not there."""
@@ -73,7 +60,7 @@ def test_the_metrics_of_a_batch_job_are_those_of_its_summary(images, bright_mode
     )
     run = Run(f"{images}/out", "test")
     pipeline = beam.Pipeline(runner=FnApiRunner())
-    with run.opened(), counting() as seen:
+    with run.opened(), PROCESS.counting() as seen:
         graph.build(pipeline, config, graph.source_of(config), graph.sink_of(config, run, UNKNOWN))
         result = pipeline.run()
         result.wait_until_finish()
@@ -138,7 +125,7 @@ def test_each_stage_of_an_image_and_each_batch_is_noted_once():
 
 def test_counts_of_many_threads_add_up():
     threads = [threading.Thread(target=lambda: [metrics.count_results(DETECTED) for _ in range(500)]) for _ in range(8)]
-    with counting() as seen:
+    with PROCESS.counting() as seen:
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -1,6 +1,8 @@
 """The display: a bar on a terminal, plain lines elsewhere, counting only what came since it began."""
 
+import contextlib
 import fcntl
+import functools
 import io
 import os
 import pty
@@ -16,6 +18,7 @@ import pytest
 from pipeline.config import load_config
 from pipeline.launch.loading import load_detector
 from pipeline.stats import metrics, progress
+from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
 from tests.conftest import REPO
 from tests.stats.test_metrics import DEAD, DETECTED
@@ -39,6 +42,13 @@ class Terminal(io.StringIO):
         return written
 
 
+@contextlib.contextmanager
+def displayed():
+    """Shows what is counted in the block."""
+    with PROCESS.counting() as stats, progress.progress_shown(functools.partial(PROCESS.copy_of, stats)):
+        yield
+
+
 @pytest.mark.parametrize(
     ("is_terminal", "line"),
     [(True, r"9/10 .*2 failed"), (False, r"^ *\d+ s  9 of 10 images, \d+\.\d images/s, 2 failed$")],
@@ -49,7 +59,7 @@ def test_counts_since_it_began_are_shown(monkeypatch, is_terminal, line):
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0.01)
     metrics.count_read(100)  # of an earlier job in this process
-    with progress.ProgressDisplay():
+    with displayed():
         metrics.count_read(11)
         metrics.count_skipped()
         for number in range(9):
@@ -71,7 +81,7 @@ def test_what_a_job_waits_for_is_said_until_an_image_is_done(monkeypatch, is_ter
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0.01)
     progress.note("loading the model")
     try:
-        with progress.ProgressDisplay():
+        with displayed():
             metrics.count_read(7)
             assert waiting.shown.wait(300)
             if not is_terminal:
@@ -86,7 +96,7 @@ def test_a_stream_says_its_own_line_also_on_a_terminal(monkeypatch):
     terminal = Terminal(True, r"^ *\d+ s  what happened in 0\.01 s$")
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0.01)
-    with progress.ProgressDisplay(lambda seconds: f"what happened in {seconds} s"):
+    with progress.progress_shown(JobStats, lambda seconds: f"what happened in {seconds} s"):
         assert terminal.shown.wait(300)
 
 
@@ -95,7 +105,7 @@ def test_a_job_says_that_its_model_is_loading(monkeypatch, bright_model):
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0.01)
     config = load_config([], {"model.path": bright_model, "detect.batch_sizes": [3]})
-    with progress.ProgressDisplay():
+    with displayed():
         load_detector(config)
         assert terminal.shown.is_set()  # tens of lines in the time that a model takes
     assert PROCESS.waiting_for == "the model is loaded"
@@ -105,9 +115,10 @@ BAR = """
 import sys
 from models.quiet import quiet_stderr
 from pipeline.stats import metrics, progress
+from pipeline.stats.process import PROCESS
 
 progress.note("waiting for workers: 3 of 8 are loading the model")
-with progress.ProgressDisplay(), quiet_stderr():
+with PROCESS.counting() as stats, progress.progress_shown(lambda: stats), quiet_stderr():
     metrics.count_read(200)
     sys.stdin.read(1)
 """

@@ -3,23 +3,23 @@
 import shutil
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
 from pipeline.errors import ModelError, OutputError
 from pipeline.results.run import Run
-from pipeline.stats import worker_context
+from pipeline.stats import worker_reports
 from pipeline.stats.canary import CanaryStats
+from pipeline.stats.job_stats import JobStats, merge_stats
 from pipeline.stats.process import ProcessState
-from pipeline.stats.summary import JobStats, merge_stats
-from pipeline.stats.worker_context import WorkerContext
-from pipeline.stats.worker_reports import StatsReporter, WorkerReports
+from pipeline.stats.worker_reports import StatsReporter, WorkerContext, WorkerReports
 from tests.conftest import REPO
 
 WORKER = """
 import sys, time
 from pipeline.stats import metrics
-from pipeline.stats.worker_context import WorkerContext
+from pipeline.stats.worker_reports import WorkerContext
 from pipeline.results.run import Run
 
 metrics.count_read(100)  # of an earlier job in this process
@@ -33,7 +33,15 @@ report_all()
 
 
 @pytest.fixture
-def staging(tmp_path):
+def process(monkeypatch):
+    """The state of a worker process of its own."""
+    process = ProcessState()
+    monkeypatch.setattr(worker_reports, "PROCESS", process)
+    return process
+
+
+@pytest.fixture
+def staging(tmp_path, process):
     """A run that has begun."""
     run = Run(f"{tmp_path}/out", "0a1b")
     with run.opened():
@@ -53,7 +61,7 @@ def test_the_launcher_sums_up_what_each_process_has_counted_in_this_job(staging)
 def test_what_was_seen_a_moment_ago_is_not_looked_up_again(staging):
     """A bar is drawn five times a second, and on object storage each look costs."""
     seen, stats = WorkerReports(staging), JobStats(read=1)
-    reporter = StatsReporter(staging, stats.copy, process=ProcessState())
+    reporter = StatsReporter(staging, stats.copy)
     reporter.flush()
     assert seen.now() == [JobStats(read=1)]
     stats.read = 2
@@ -64,7 +72,7 @@ def test_what_was_seen_a_moment_ago_is_not_looked_up_again(staging):
 
 def test_at_the_end_it_hears_what_is_told_meanwhile(staging):
     seen, stats = WorkerReports(staging, every_s=0.05), JobStats(read=1)
-    StatsReporter(staging, stats.copy, 0.05, ProcessState()).start()
+    StatsReporter(staging, stats.copy, 0.05).start()
     stats.read = 2
     assert seen.at_the_end() == [JobStats(read=2)]
 
@@ -81,29 +89,28 @@ class Model:
         return self.canary
 
 
-def report(staging, *figures):
+def report(staging, process, *figures):
     """Writes the report of a worker that has this model, or none."""
-    process = ProcessState()
     process.model = Model(*figures) if figures else None
-    process.model_events.update(swaps=1)
-    StatsReporter(staging, JobStats, process=process).flush()
+    process.model_events = Counter(swaps=1)
+    StatsReporter(staging, JobStats).flush()
 
 
-def test_the_launcher_adds_up_what_a_canary_has_shown_to_each_worker(staging):
+def test_the_launcher_adds_up_what_a_canary_has_shown_to_each_worker(staging, process):
     assert WorkerReports(staging).canary_stats() is None
     for images in (3, 4):
-        report(staging, (1,), CanaryStats("8", "7", images=images))
+        report(staging, process, (1,), CanaryStats("8", "7", images=images))
     seen = WorkerReports(staging, every_s=0.05)
     assert seen.canary_stats() == CanaryStats("8", "7", images=7)
-    report(staging, (1,), CanaryStats("8", "7", images=5))
+    report(staging, process, (1,), CanaryStats("8", "7", images=5))
     assert seen.canary_stats(wait_s=1.0) == CanaryStats("8", "7", images=12)
 
 
-def test_a_report_has_what_happened_to_the_versions_of_the_model(staging):
+def test_a_report_has_what_happened_to_the_versions_of_the_model(staging, process):
     seen = WorkerReports(staging)
-    report(staging)
+    report(staging, process)
     assert WorkerReports(staging).batch_sizes == ()
-    report(staging, (1, 2), CanaryStats("8", "7", images=5))
+    report(staging, process, (1, 2), CanaryStats("8", "7", images=5))
     merged = merge_stats(seen.now(), samples=0)
     expected = JobStats(
         model_events={"swaps": 2}, batch_sizes=(1, 2), canary=CanaryStats("8", "7", images=5), model_notes=("a note",)
@@ -115,7 +122,7 @@ def test_nothing_comes_back_of_a_run_that_is_over(staging):
     """A worker may outlive its job, and tell the last of it when the folder is gone."""
     WorkerReports(staging)
     stats = JobStats(read=1)
-    reporter = StatsReporter(staging, stats.copy, process=ProcessState())
+    reporter = StatsReporter(staging, stats.copy)
     reporter.flush()
     shutil.rmtree(staging.folder)
     stats.read = 2
@@ -125,21 +132,22 @@ def test_nothing_comes_back_of_a_run_that_is_over(staging):
 
 def test_a_worker_that_does_not_see_what_the_launcher_has_begun_says_so(staging):
     """Its own disk has a folder of that name, or none."""
-    elsewhere, process = staging._replace(name="ffff"), ProcessState()
+    elsewhere = staging._replace(name="ffff")
     expected = r"output .*/out: expected a folder that launcher and workers share, .* but the worker on \S+ does not find in it"
     with pytest.raises(OutputError, match=expected):
-        WorkerContext(elsewhere, lambda: None, launched_at=worker_context.time.time()).check_worker(process=process)
+        WorkerContext(elsewhere, lambda: None, launched_at=worker_reports.time.time()).check_worker()
 
 
 @pytest.mark.parametrize("launched_at", [0.0, 1.0], ids=["of a template", "in place of one that was lost long after"])
 def test_where_no_launcher_is_to_be_expected_none_is_asked_for(launched_at, staging):
-    WorkerContext(staging._replace(name="ffff"), lambda: None, launched_at).check_worker(process=ProcessState())
+    WorkerContext(staging._replace(name="ffff"), lambda: None, launched_at).check_worker()
 
 
+@pytest.mark.usefixtures("process")
 def test_a_worker_that_cannot_write_says_so(tmp_path):
     (tmp_path / "out").write_text("a file")
     with pytest.raises(OutputError, match=r"output .*/out: expected a folder that can be written, .* \(the worker on \S+\)"):
-        WorkerContext(Run(f"{tmp_path}/out", "0a1b"), lambda: None).check_worker(process=ProcessState())
+        WorkerContext(Run(f"{tmp_path}/out", "0a1b"), lambda: None).check_worker()
 
 
 def test_a_worker_that_does_not_reach_the_model_says_so_each_time(staging):
@@ -148,7 +156,6 @@ def test_a_worker_that_does_not_reach_the_model_says_so_each_time(staging):
     def check():
         raise OSError("the bucket\nis closed")
 
-    process = ProcessState()
     for _ in range(2):
         with pytest.raises(ModelError, match=r"the bucket is closed \(the worker on \S+\)"):
-            WorkerContext(staging, check, launched_at=worker_context.time.time()).check_worker(process=process)
+            WorkerContext(staging, check, launched_at=worker_reports.time.time()).check_worker()

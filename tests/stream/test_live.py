@@ -8,7 +8,8 @@ import numpy as np
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing
 from pipeline.report.page import render_report
 from pipeline.results.run import Run
-from pipeline.stats.summary import JobStats, RunFacts, summarise
+from pipeline.stats.job_stats import JobStats
+from pipeline.stats.summary import RunFacts, summarise
 from pipeline.stats.worker_reports import StatsReporter, WorkerReports
 from pipeline.stream import live
 from pipeline.stream.live import LiveStats, WorkerFigures

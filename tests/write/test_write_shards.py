@@ -9,7 +9,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from pipeline.config import WriteConfig
 from pipeline.results.run import Run
 from pipeline.results.shards import list_shards
-from pipeline.stats.summary import JobStats
+from pipeline.stats.job_stats import JobStats
 from pipeline.write import write_shards
 from pipeline.write.write_shards import Results, WriteShards, _WriteRows, read_stats
 from tests.shard_rows import VERSION, detected, failed, rows_in
