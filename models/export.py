@@ -23,9 +23,10 @@ Serving signatures ignore EXIF orientation, and an image that TensorFlow cannot 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from models.manifest import write_manifest
@@ -66,11 +67,13 @@ def export_detector(
     """
     import tensorflow as tf
 
-    check_output_dir(output_dir)
-    _check_metadata(metadata)
-    module = _detector_module(predict, metadata, variables)
-    with tempfile.TemporaryDirectory(prefix=".export-", dir=existing_ancestor(output_dir)) as scratch:
-        saved_model_dir = os.path.join(scratch, "model")
+    exported = DetectorMetadata(
+        metadata.name, metadata.input_hw, metadata.resize, metadata.class_names, letterbox_value=metadata.letterbox_value
+    )
+    if metadata != exported or metadata.resize == "none":
+        raise ValueError(f"an exported detector is described by {exported}, got {metadata}")
+    with written_whole(output_dir) as saved_model_dir:
+        module = _detector_module(predict, metadata, variables)
         signatures = {name: getattr(module, name) for name in ("detect", "serving_default", "serving_thresholds", CANDIDATES)}
         try:
             tf.saved_model.save(module, saved_model_dir, signatures=signatures)
@@ -78,9 +81,22 @@ def export_detector(
             raise OSError(f"{output_dir} cannot be written: {err.message.splitlines()[0]}") from err
         write_metadata(saved_model_dir, metadata)
         _write_warmup(saved_model_dir, metadata)
-        write_manifest(saved_model_dir)
+
+
+@contextlib.contextmanager
+def written_whole(output_dir: str) -> Iterator[str]:
+    """A path for a new version, which becomes `output_dir` with a manifest at the end of the block, or is deleted on an error.
+
+    Raises:
+      OSError: `output_dir` exists, or cannot be created.
+    """
+    check_output_dir(output_dir)
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=_existing_ancestor(output_dir)) as scratch:
+        unfinished = os.path.join(scratch, "1")
+        yield unfinished
+        write_manifest(unfinished)
         os.makedirs(os.path.dirname(os.path.abspath(output_dir)), exist_ok=True)
-        os.rename(saved_model_dir, output_dir)
+        os.rename(unfinished, output_dir)
 
 
 def check_output_dir(output_dir: str) -> None:
@@ -89,24 +105,17 @@ def check_output_dir(output_dir: str) -> None:
         raise OSError(f"{output_dir}: expected a local directory; copy the finished directory to where it is served from")
     if os.path.lexists(output_dir):
         raise FileExistsError(f"{output_dir} exists already; remove it, or choose the next version number")
-    ancestor = existing_ancestor(output_dir)
+    ancestor = _existing_ancestor(output_dir)
     if not os.path.isdir(ancestor):
         raise NotADirectoryError(f"{output_dir} cannot be created: {ancestor} is a file, not a directory")
     if not os.access(ancestor, os.W_OK | os.X_OK):
         raise PermissionError(f"{output_dir} cannot be created: {ancestor} is not writable")
 
 
-def existing_ancestor(path: str) -> str:
+def _existing_ancestor(path: str) -> str:
     """The nearest folder above `path` that exists."""
     parent = os.path.dirname(os.path.abspath(path))
-    return parent if os.path.lexists(parent) else existing_ancestor(parent)
-
-
-def _check_metadata(metadata: DetectorMetadata) -> None:
-    fields = ("name", "input_hw", "resize", "class_names", "letterbox_value")
-    exported = DetectorMetadata(**{field: getattr(metadata, field) for field in fields})
-    if metadata != exported or metadata.resize == "none":
-        raise ValueError(f"an exported detector is described by {exported}, got {metadata}")
+    return parent if os.path.lexists(parent) else _existing_ancestor(parent)
 
 
 def _detector_module(predict: Predict, metadata: DetectorMetadata, variables: Sequence[tf.Variable]) -> tf.Module:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
+from pathlib import Path
 
 from models.class_names import read_class_names
 from models.darknet.cfg import DarknetError
-from models.darknet.network import Network, parse_network
-from models.darknet.weights import ConvolutionWeights, read_weights
+from models.darknet.network import parse_network
+from models.darknet.weights import read_weights
 from models.export import check_output_dir, export_detector
 from models.metadata import DetectorMetadata, Resize
 from models.quiet import quiet_stderr
@@ -45,29 +46,25 @@ def import_darknet(
       OSError: A file cannot be read, or the output cannot be written.
     """
     check_output_dir(output_dir)
-    try:
-        network = parse_network(_read_text(cfg_path), input_hw)
-    except DarknetError as err:
-        raise DarknetError(f"{cfg_path}: {err}") from err
-    metadata = DetectorMetadata(
-        name=name or os.path.splitext(os.path.basename(cfg_path))[0],
-        input_hw=network.input_hw,
-        resize=resize or ("letterbox" if network.letter_box else "stretch"),
-        class_names=_read_names(names_path, network.classes),
-    )
+    with _naming(cfg_path):
+        network = parse_network(Path(cfg_path).read_text(encoding="utf-8-sig"), input_hw)
+    with _naming(names_path):
+        names = read_class_names(names_path)
+        if len(names) != network.classes:
+            raise DarknetError(
+                f"expected {network.classes} names, one a line, for the cfg's classes={network.classes}, got {len(names)}"
+            )
+    resize = resize or ("letterbox" if network.letter_box else "stretch")
+    metadata = DetectorMetadata(name or Path(cfg_path).stem, network.input_hw, resize, names)
     print("1 of 2: reading the weights", file=sys.stderr, flush=True)
     weights = read_weights(weights_path, network)
-    _warn_of_odd_weights(weights_path, network, weights)
+    if odd := [layer.line for layer, w in zip(network.convolutions, weights, strict=True) if not w.is_finite]:
+        print(
+            f"warning: {weights_path}: {len(odd)} of {len(weights)} convolutions, the first on line {odd[0]} of the cfg, "
+            "have weights that are no finite numbers (or negative variances): the model may detect nothing",
+            file=sys.stderr,
+        )
     print("2 of 2: writing the SavedModel", file=sys.stderr, flush=True)
-    _export(network, weights, metadata, output_dir)
-    h, w = network.input_hw
-    return (
-        f"{metadata.name}, Darknet, {len(network.layers)} layers, {network.value_count:,} values, {network.classes} classes, "
-        f"input {h}x{w} ({metadata.resize})"
-    )
-
-
-def _export(network: Network, weights: Sequence[ConvolutionWeights], metadata: DetectorMetadata, output_dir: str) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with quiet_stderr():  # takes seconds, so only after the files were checked
         import tensorflow as tf
@@ -78,34 +75,17 @@ def _export(network: Network, weights: Sequence[ConvolutionWeights], metadata: D
         tf.config.set_visible_devices([], "GPU")  # the export needs no GPU, and must not take the memory of a serving process
     detector = DarknetDetector(network, weights)
     export_detector(detector, metadata, output_dir, variables=detector.variables)
+    h, w = network.input_hw
+    return (
+        f"{metadata.name}, Darknet, {len(network.layers)} layers, {network.value_count:,} values, {network.classes} classes, "
+        f"input {h}x{w} ({metadata.resize})"
+    )
 
 
-def _warn_of_odd_weights(weights_path: str, network: Network, weights: Sequence[ConvolutionWeights]) -> None:
-    lines = [layer.line for layer, w in zip(network.convolutions, weights, strict=True) if not w.is_finite]
-    if lines:
-        print(
-            f"warning: {weights_path}: {len(lines)} of {len(weights)} convolutions, the first on line {lines[0]} of the cfg, "
-            "have weights that are no finite numbers (or negative variances): the model may detect nothing",
-            file=sys.stderr,
-        )
-
-
-def _read_names(path: str, classes: int) -> tuple[str, ...]:
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Errors of a file's content name the file."""
     try:
-        names = read_class_names(path)
+        yield
     except ValueError as err:
         raise DarknetError(f"{path}: {err}") from err
-    if len(names) != classes:
-        raise DarknetError(f"{path}: expected {classes} names, one a line, for the cfg's classes={classes}, got {len(names)}")
-    return names
-
-
-def _read_text(path: str) -> str:
-    with open(path, encoding="utf-8-sig") as file:
-        try:
-            text = file.read()
-        except UnicodeDecodeError as err:
-            raise DarknetError(f"expected a text file in UTF-8, byte {err.start} is not") from err
-    if text.startswith("version https://git-lfs"):
-        raise DarknetError("is a Git LFS pointer, not the file itself; run git lfs pull")
-    return text

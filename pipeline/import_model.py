@@ -9,15 +9,13 @@ import argparse
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 
 from models import digits
 from models.class_names import read_class_names
 from models.darknet.cfg import DarknetError
-from models.export import check_output_dir, existing_ancestor
+from models.export import written_whole
 from models.import_darknet import import_darknet
-from models.manifest import write_manifest
 from models.metadata import read_metadata, write_metadata
 from models.quiet import quiet_stderr
 from pipeline.config import ModelConfig
@@ -82,11 +80,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _import(args: argparse.Namespace) -> Iterator[str]:
     """Writes the version, tries it on a picture, and tells what it is, in parts of a line."""
-    check_output_dir(args.output)
-    if args.image:
-        open(args.image, "rb").close()
-    with tempfile.TemporaryDirectory(prefix=".import-", dir=existing_ancestor(args.output)) as scratch:
-        version = os.path.join(scratch, "1")
+    with written_whole(args.output) as version:
+        if args.image:
+            open(args.image, "rb").close()
         if args.file:
             yield _copy(args, version)
         else:
@@ -94,9 +90,6 @@ def _import(args: argparse.Namespace) -> Iterator[str]:
             yield import_darknet(*files, input_hw=args.input_size, resize=args.resize, name=args.name)
         if read_metadata(version):  # else a job needs more settings
             yield _tried(version, args.image, args.file or args.cfg)
-        write_manifest(version)
-        os.makedirs(os.path.dirname(os.path.abspath(args.output)), exist_ok=True)
-        os.rename(version, args.output)
 
 
 def _copy(args: argparse.Namespace, version: str) -> str:

@@ -50,7 +50,6 @@ _FAR = 1e9  # pixels; float32 has room for it
 _UNSAFE = re.compile(r'^[.-]|[/\\:*?"<>|]')
 
 _Failure = tuple[str, str]  # reason and message
-_Contents = dict[str, bytes]  # by path in its folder
 
 
 def main(arguments: Sequence[str] | None = None, read: Callable[[str], list[ImageRow]] = read_rows) -> int:
@@ -100,17 +99,23 @@ def _draw(args: argparse.Namespace, read: Callable[[str], list[ImageRow]]) -> in
         raise OutputError(f"{remote} is not a local folder: write here, then copy (for Cloud Storage: gcloud storage cp -r)")
     rows = _wanted(args, read(args.detections))
     names = picture_names(row.uri for row in rows)
-    counts, failures = Counter(images=len(rows)), []
-    with contextlib.ExitStack() as stack:
-        staging = {folder: stack.enter_context(_staging(folder)) for folder in folders}
-        pool = stack.enter_context(ThreadPoolExecutor(_THREADS, "pictures"))
-        images = shown(reads(rows, args.images or ""), "writing pictures of", "images", len(rows))
-        while ahead := list(itertools.islice(images, _AHEAD)):
-            for made in pool.map(lambda image: _write_pictures(args, names[image[0].uri], staging, *image), ahead):
-                if isinstance(made, Counter):
-                    counts += made
-                else:
-                    failures.append(made)
+    counts, failures, staging = Counter(images=len(rows)), [], {}
+    try:
+        with contextlib.ExitStack() as stack:
+            for folder in folders:
+                os.makedirs(folder, exist_ok=True)
+                staging[folder] = stack.enter_context(tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder))
+            pool = stack.enter_context(ThreadPoolExecutor(_THREADS, "pictures"))
+            images = shown(reads(rows, args.images or ""), "writing pictures of", "images", len(rows))
+            while ahead := list(itertools.islice(images, _AHEAD)):
+                for made in pool.map(lambda image: _write_pictures(args, names[image[0].uri], staging, *image), ahead):
+                    if isinstance(made, Counter):
+                        counts += made
+                    else:
+                        failures.append(made)
+    except OSError as err:  # of writing; an image that cannot be read is an ImageError
+        kind = FullError if err.errno in (errno.ENOSPC, errno.EDQUOT) else OutputError
+        raise kind(f"{' and '.join(folders)}: expected a folder that can be written, but: {err}") from err
     return _report(args, counts, failures)
 
 
@@ -150,7 +155,7 @@ def _write_pictures(
     if max(width, height) > _JPEG_SIDE:
         return "too_large", f"{has}; a JPEG has at most {_JPEG_SIDE}"
     kept, counts = _kept(args, row), Counter[str]()
-    pictures: dict[str, _Contents] = {}
+    pictures: dict[str, dict[str, bytes]] = {}
     if args.crops:
         pictures["crops"] = dict(_crops(row, kept, name, pixels, args.margin))
         counts["outside"] = len(kept) - len(pictures["crops"])
@@ -160,8 +165,7 @@ def _write_pictures(
         folder = getattr(args, kind)
         paths = {os.path.join(folder, path): content for path, content in contents.items()}
         free = {path: content for path, content in paths.items() if _may_be_written(path)}
-        with _writing_to(folder):
-            write_files(free, staging[folder])
+        write_files(free, staging[folder])
         counts[kind] += len(free)
         counts["in_the_way"] += len(contents) - len(free)
     return counts
@@ -230,25 +234,6 @@ def _detected(row: ImageRow, kept: list[int], image_wh: tuple[int, int]) -> Dete
         tuple(_label(row, place) for place in kept),
     )
     return DetectedImage(ImageRef(row.uri), *image_wh, "", "", found)
-
-
-@contextlib.contextmanager
-def _staging(folder: str) -> Iterator[str]:
-    """A folder for unfinished files in a folder, which is made if it is missing."""
-    with contextlib.ExitStack() as stack:
-        with _writing_to(folder):
-            os.makedirs(folder, exist_ok=True)
-            staging = stack.enter_context(tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder))
-        yield staging
-
-
-@contextlib.contextmanager
-def _writing_to(folder: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as err:
-        kind = FullError if err.errno in (errno.ENOSPC, errno.EDQUOT) else OutputError
-        raise kind(f"{folder}: expected a folder that can be written, but: {err}") from err
 
 
 def _may_be_written(path: str) -> bool:

@@ -19,7 +19,6 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,9 +29,7 @@ from models.evaluate.agreement import compare
 from models.evaluate.average_precision import mean_figures, measure
 from models.evaluate.detection_rows import RowsError
 from models.evaluate.ground_truth import read_truth
-from models.export import check_output_dir, existing_ancestor
-from models.manifest import write_manifest
-from models.metadata import DetectorMetadata
+from models.export import check_output_dir, written_whole
 from models.progress import shown
 from pipeline.config import BUNDLED, DetectConfig, ModelConfig, load_config
 from pipeline.detect.load_detector import load_detector
@@ -42,17 +39,19 @@ from pipeline.detect.openvino_engine import INT8
 from pipeline.detect.openvino_int8 import FIGURES, check_nncf, quantise
 from pipeline.detect.saved_model import local_copy
 from pipeline.detect.versions import locate
-from pipeline.errors import DONE, FAILED, WRONG, ConfigError, InputError, ModelError, run_command
+from pipeline.errors import DONE, FAILED, WRONG, ConfigError, InputError, ModelError, UserError, run_command
 from pipeline.failures import ImageError
+from pipeline.feed.decode import decode_image
 from pipeline.feed.fit import ModelInput, fit
 from pipeline.read.list_images import check_inputs, list_images
-from pipeline.records import DetectedImage, ImageRef, detection_row
+from pipeline.records import DeadLetter, ImageRef, detection_row
 from pipeline.storage.files import read_file
 
 _MOST_CALIBRATION = 300  # NNCF's own default; more change nothing
 _FEWEST = 4  # photos: two to calibrate, two to judge
 _TOGETHER = 16  # photos in hand while they are judged
 _JUDGING = DetectConfig(engine="openvino", score_threshold=0.01, min_agreement=0.0)  # average precision needs unsure detections
+_MAX_PIXELS = _JUDGING.max_megapixels * 1e6
 _SURE = 0.25  # confidence from which detections have to agree: the default of a job
 
 Rows = dict[str, dict[str, Any]]
@@ -99,39 +98,35 @@ def _quantize(flags: argparse.Namespace) -> int:
     if flags.ground_truth:
         read_truth(flags.ground_truth)  # a mistake in it shows before minutes of work
     calibration, judging = _split(flags.calibration)
-    beside = existing_ancestor(target)
-    with local_copy(folder) as local, tempfile.TemporaryDirectory(prefix=".unfinished-", dir=beside) as unfinished:
+    with local_copy(folder) as local, written_whole(target) as whole:
         if onnx_file(local):
             raise ModelError(f"model {folder}: is an ONNX file; int8 versions are made of SavedModels only")
         print("converting the model", file=sys.stderr, flush=True)
         network = converted(local, folder, model)
-        whole = shutil.copytree(local, os.path.join(unfinished, "version"))
-        pixels = _pixels(calibration, read_description(network))
+        shutil.copytree(local, whole)
+        to = ModelInput.of(read_description(network))
+        pixels = [fit(read_file(ref.uri), to, _MAX_PIXELS)[1] for ref in shown(calibration, "decoding", "photos")]
         quantise(network, pixels, os.path.join(whole, INT8))
         of_float = _rows(model, _JUDGING, judging)
         strict = dataclasses.replace(_JUDGING, precision="int8", min_agreement=flags.min_agreement)
         try:
             of_int8 = _rows(dataclasses.replace(model, path=whole), strict, judging)
         except ModelError as err:  # a job would refuse it, by its golden images or warm-up requests
-            return _refuse(str(err).replace(f"model {whole}: ", ""))
-        figures, problem = _compared(of_float, of_int8, flags)
-        ap50 = f"AP50 {figures['float32_ap50']:.2f} -> {figures['int8_ap50']:.2f}, " if flags.ground_truth else ""
-        done = f"{ap50}agreement with float32 {figures['agreement']:.3f}, on {len(of_float)} photos"
-        print(f"{'refused' if problem else target}: {done}; calibrated on {len(pixels)} others")
-        if problem:
-            return _refuse(problem)
+            raise _RefusedError(f"{str(err).replace(f'model {whole}: ', '')}; nothing is written") from err
+        figures = _compared(of_float, of_int8, flags)
         figures |= {"quantised": folder, "nncf": importlib.metadata.version("nncf")}
         figures["photos"] = {"calibration": len(pixels), "judged": len(of_float), "split": "by the hash of their content"}
         Path(whole, FIGURES).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-        write_manifest(whole)
-        os.makedirs(os.path.dirname(os.path.abspath(target)), exist_ok=True)
-        os.rename(whole, target)
+    ap50 = f"AP50 {figures['float32_ap50']:.2f} -> {figures['int8_ap50']:.2f}, " if flags.ground_truth else ""
+    done = f"{ap50}agreement with float32 {figures['agreement']:.3f}, on {len(of_float)} photos"
+    print(f"{target}: {done}; calibrated on {len(pixels)} others")
     return DONE
 
 
-def _refuse(problem: str) -> int:
-    print(f"error: {problem}; nothing is written", file=sys.stderr)
-    return FAILED
+class _RefusedError(UserError):
+    """The int8 network is too far from float32: nothing is written."""
+
+    exit_code = FAILED
 
 
 def _next_version(folder: str, version: str) -> str:
@@ -145,10 +140,17 @@ def _next_version(folder: str, version: str) -> str:
 def _split(patterns: Sequence[str]) -> tuple[list[ImageRef], list[ImageRef]]:
     """Photos to calibrate with and photos to judge; the order of their digests has nothing to do with their names."""
     check_inputs({pattern: (pattern,) for pattern in patterns})
-    digests = {}
+    digests, broken = {}, []
     named = (ref for ref in list_images(patterns) if isinstance(ref, ImageRef))
     for ref in shown(named, "reading photos", "photos"):
-        digests[hashlib.sha256(read_file(ref.uri)).digest()] = ref
+        content = read_file(ref.uri)
+        try:
+            decode_image(content, _MAX_PIXELS)
+            digests[hashlib.sha256(content).digest()] = ref
+        except ImageError as err:
+            broken.append(f"{ref.uri}: {err}")
+    if broken:
+        print(f"warning: {len(broken)} photos are left out, such as {broken[0]}", file=sys.stderr)
     photos = [ref for _, ref in sorted(digests.items())]
     if len(photos) < _FEWEST:
         raise InputError(f"calibration: expected at least {_FEWEST} different photos, better some hundred, got {len(photos)}")
@@ -156,59 +158,45 @@ def _split(patterns: Sequence[str]) -> tuple[list[ImageRef], list[ImageRef]]:
     return photos[:half], photos[half:]
 
 
-def _pixels(photos: Sequence[ImageRef], metadata: DetectorMetadata) -> list[np.ndarray]:
-    """Photos as the model gets them, without those that cannot be read."""
-    pixels, broken = [], []
-    for ref in shown(photos, "decoding", "photos"):
-        try:
-            pixels.append(fit(read_file(ref.uri), ModelInput.of(metadata), _JUDGING.max_megapixels * 1e6)[1])
-        except ImageError as err:
-            broken.append(f"{ref.uri}: {err}")
-    _check_readable(len(pixels), broken)
-    return pixels
-
-
 def _rows(model: ModelConfig, detect: DetectConfig, photos: Sequence[ImageRef]) -> Rows:
     """What a model finds in photos, by their URI."""
-    rows, broken = {}, []
+    rows = {}
     with contextlib.closing(load_detector(model, detect)) as detector:
-        chunks = range(0, len(photos), _TOGETHER)
-        for first in shown(chunks, f"judging {detect.precision}", f"times {_TOGETHER} photos"):
+        for first in shown(range(0, len(photos), _TOGETHER), f"judging {detect.precision}", f"times {_TOGETHER} photos"):
             for found in detector.detect(photos[first : first + _TOGETHER]):
-                if isinstance(found, DetectedImage):
-                    rows[found.ref.uri] = detection_row(found)
-                else:
-                    broken.append(f"{found.ref.uri}: {found.message}")
-    _check_readable(len(rows), broken)
+                if isinstance(found, DeadLetter):
+                    raise ModelError(f"{found.ref.uri}: {found.message}")
+                rows[found.ref.uri] = detection_row(found)
     return rows
 
 
-def _check_readable(readable: int, broken: Sequence[str]) -> None:
-    if broken:
-        print(f"warning: {len(broken)} photos are left out, such as {broken[0]}", file=sys.stderr)
-    if 2 * readable < _FEWEST:
-        raise InputError(f"calibration: {readable} of {readable + len(broken)} photos of one half can be used; give more photos")
+def _compared(of_float: Rows, of_int8: Rows, flags: argparse.Namespace) -> dict[str, Any]:
+    """Figures of both precisions on the same photos.
 
-
-def _compared(of_float: Rows, of_int8: Rows, flags: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """Figures of both precisions on the same photos; and why int8 is not good enough, empty if it is."""
-    before, after = ([rows[uri] for uri in of_float if uri in of_int8] for rows in (of_float, of_int8))
+    Raises:
+      _RefusedError: int8 is not good enough.
+      InputError: There is nothing to find.
+    """
+    before, after = list(of_float.values()), [of_int8[uri] for uri in of_float]
     figures = {"agreement": compare(_sure(after), _sure(before), match="path")["agreement"]}
     if figures["agreement"] is None:
         raise InputError(
             f"calibration: no object in the {len(before)} photos that judge, which shows nothing; give photos with objects"
         )
     if not flags.ground_truth:
-        is_enough = figures["agreement"] >= flags.min_agreement
-        found = f"the agreement with float32 is {figures['agreement']:.3f}, --min-agreement is {flags.min_agreement}"
-        return figures, "" if is_enough else found
+        if figures["agreement"] < flags.min_agreement:
+            wanted = f"--min-agreement is {flags.min_agreement}; nothing is written"
+            raise _RefusedError(f"the agreement with float32 is {figures['agreement']:.3f}, {wanted}")
+        return figures
     figures |= {"float32_ap50": _ap50(before, flags.ground_truth), "int8_ap50": _ap50(after, flags.ground_truth)}
     if not figures["float32_ap50"] > 0:  # or NaN
         raise RowsError(
             f"ground truth {flags.ground_truth}: float32 finds none of its objects in the {len(before)} photos that judge"
         )
     figures["ap50_loss"] = loss = figures["float32_ap50"] - figures["int8_ap50"]
-    return figures, "" if loss <= flags.max_ap_loss else f"AP50 falls by {loss:.2f} points, --max-ap-loss is {flags.max_ap_loss}"
+    if loss > flags.max_ap_loss:
+        raise _RefusedError(f"AP50 falls by {loss:.2f} points, --max-ap-loss is {flags.max_ap_loss}; nothing is written")
+    return figures
 
 
 def _sure(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 
 
-class DarknetError(Exception):
+class DarknetError(ValueError):
     """A cfg, weights or names file cannot be imported; the message has one line: what was expected and what came."""
 
 

@@ -60,8 +60,6 @@ def _check_file(path: str, value_count: int) -> int:
     with open(path, "rb") as file:
         head = file.read(512)
     actual = os.path.getsize(path)
-    if head.startswith(b"version https://git-lfs"):
-        raise DarknetError(f"{path}: is a Git LFS pointer of {actual} bytes, not the weights; run git lfs pull")
     if head and set(head) <= _TEXT:
         raise DarknetError(f"{path}: is a text file that begins {head[:40].decode()!r}, expected binary weights")
     major, minor = np.frombuffer(head, "<i4", count=2).tolist() if len(head) >= 8 else (0, 2)

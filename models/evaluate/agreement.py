@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from models.evaluate.detection_rows import ImageRow, RowsError, Source, read_rows
 from models.geometry import greedy_pairs, iou_matrix
@@ -79,16 +78,12 @@ def _by_image(rows: list[ImageRow], match: Match) -> dict[str, ImageRow]:
 
 
 def _matched_pairs(ours: ImageRow, theirs: ImageRow, iou_threshold: float) -> list[tuple[float, float]]:
-    """(IoU, our score minus theirs) of each pair."""
-    iou = np.where(_same_class(ours, theirs), iou_matrix(ours.boxes_xyxy, theirs.boxes_xyxy), -1.0)
-    pairs = greedy_pairs(iou, iou_threshold, set(range(len(ours.scores))), set(range(len(theirs.scores))))
+    """(IoU, our score minus theirs) of each pair; classes are compared by name, if all have one."""
+    named = all((*ours.class_names, *theirs.class_names))
+    a, b = (np.array(row.class_names if named else row.class_ids, object) for row in (ours, theirs))
+    iou = np.where(a[:, None] == b, iou_matrix(ours.boxes_xyxy, theirs.boxes_xyxy), -1.0)
+    pairs = greedy_pairs(iou, iou_threshold, set(range(len(a))), set(range(len(b))))
     return [(float(iou[i, j]), float(ours.scores[i] - theirs.scores[j])) for i, j in pairs]
-
-
-def _same_class(ours: ImageRow, theirs: ImageRow) -> npt.NDArray[np.bool_]:
-    named = all(ours.class_names) and all(theirs.class_names)
-    a, b = (ours.class_names, theirs.class_names) if named else (ours.class_ids, theirs.class_ids)
-    return np.array([[one == other for other in b] for one in a], bool).reshape(len(a), len(b))
 
 
 def _few(names: list[str]) -> str:

@@ -94,26 +94,20 @@ def read_truth(source: TruthSource) -> Labels:
 def _coco(content: Any) -> Labels:
     try:
         images, categories = (sorted(content[key], key=lambda one: one["id"]) for key in ("images", "categories"))
-        annotations = content["annotations"]
-        xywh = np.array([one["bbox"] for one in annotations], np.float64).reshape(len(annotations), 4)
-        if not np.isfinite(xywh).all():
-            raise ValueError("a box of no finite numbers")
         places, classes = ({one["id"]: n for n, one in enumerate(listed)} for listed in (images, categories))
-        in_list = [one["image_id"] in places and one["category_id"] in classes for one in annotations]
-        known = [one for one, has in zip(annotations, in_list, strict=True) if has]
-        objects = _boxes(
-            [places[one["image_id"]] for one in known], [classes[one["category_id"]] for one in known], xywh[in_list]
-        )
+        known = [one for one in content["annotations"] if one["image_id"] in places and one["category_id"] in classes]
         labels = Labels(
             image_ids=[image["id"] for image in images],
             file_names=[str(image["file_name"]) for image in images],
             sizes_wh=np.array([(image.get("width") or 0, image.get("height") or 0) for image in images], np.int64),
             category_ids=[category["id"] for category in categories],
             class_names=[str(category["name"]) for category in categories],
-            objects=dataclasses.replace(
-                objects,
-                areas=np.array([one.get("area", area) for one, area in zip(known, objects.areas, strict=True)], np.float64),
-                crowd=np.array([bool(one.get("iscrowd")) for one in known], bool),
+            objects=_boxes(
+                [places[one["image_id"]] for one in known],
+                [classes[one["category_id"]] for one in known],
+                [one["bbox"] for one in known],
+                [bool(one.get("iscrowd")) for one in known],
+                [one.get("area") for one in known],
             ),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as err:
@@ -124,14 +118,20 @@ def _coco(content: Any) -> Labels:
     return labels
 
 
-def _boxes(images: Sequence[int], classes: Sequence[int], xywh: np.ndarray, crowd: Sequence[bool] | None = None) -> Boxes:
+def _boxes(
+    images: Sequence[int], classes: Sequence[int], boxes: Sequence[Sequence[float]], crowd: Sequence[bool], areas: Sequence[Any]
+) -> Boxes:
+    """Objects with boxes xywh; an area that is None is that of its box."""
+    xywh, given = np.array(boxes, np.float64).reshape(len(images), 4), np.array(areas, np.float64)  # None becomes NaN
+    if not np.isfinite(xywh).all():
+        raise ValueError("a box of no finite numbers")
     return Boxes(
         images=np.array(images, np.int64),
         classes=np.array(classes, np.int64),
         xyxy=np.concatenate([xywh[:, :2], xywh[:, :2] + xywh[:, 2:]], axis=1),
         scores=np.ones(len(xywh)),
-        areas=xywh[:, 2] * xywh[:, 3],
-        crowd=np.array([False] * len(xywh) if crowd is None else crowd, bool),
+        areas=np.where(np.isnan(given), xywh[:, 2] * xywh[:, 3], given),
+        crowd=np.array(crowd, bool),
     )
 
 
@@ -144,14 +144,14 @@ def _of_files(files: Sequence[_File], class_names: Sequence[str], *, are_shares:
     class_names = class_names or [str(number) for number in range(most + 1)]
     if most >= len(class_names):
         raise RowsError(f"the labels have class {most}, and only {len(class_names)} names: {', '.join(class_names[:5])}")
-    xywh = np.array([one.xywh for _, one in found], np.float64).reshape(-1, 4)
+    boxes, crowd = [one.xywh for _, one in found], [one.is_crowd for _, one in found]
     return Labels(
         image_ids=range(len(files)),
         file_names=[file.image for file in files],
         sizes_wh=np.array([file.size_wh for file in files], np.int64),
         category_ids=range(len(class_names)),
         class_names=class_names,
-        objects=_boxes([n for n, _ in found], classes, xywh, [one.is_crowd for _, one in found]),
+        objects=_boxes([n for n, _ in found], classes, boxes, crowd, [None] * len(found)),
         are_shares=are_shares,
         without_endings=True,
     )

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from models.evaluate.average_precision import Measurement
-from models.evaluate.coco_matching import Bools, Boxes, Floats, Ints, Matches, best_labels, iou_with_crowds
+from models.evaluate.coco_matching import Boxes, Floats, Ints, Matches, best_labels, iou_with_crowds
 from models.geometry import greedy_pairs, iou_matrix
 from models.progress import shown
 
@@ -82,14 +82,14 @@ def best_threshold(matches: Matches) -> float:
     return float(CONFIDENCES[best[len(best) // 2]])
 
 
-def calibration(matches: Matches, bins: int = 10) -> tuple[list[tuple[float, float, int]], float]:
+def calibration(matches: Matches) -> tuple[list[tuple[float, float, int]], float]:
     """How often detections of a confidence are right.
 
     Returns:
       (Mean confidence, share that is right at IoU 0.50, number) of each bin of equal width, NaN if it is empty; and the expected
       calibration error: the mean distance of the two, weighted by number.
     """
-    counted = ~matches.ignored[0, 0]
+    counted, bins = ~matches.ignored[0, 0], 10
     scores, hits = matches.detections.scores[counted], matches.hit[0, 0][counted]
     of_bin = np.clip((scores * bins).astype(int), 0, bins - 1)
     numbers, sums, right = (np.bincount(of_bin, weights, bins) for weights in (None, scores, hits))
@@ -107,14 +107,16 @@ def find_mistakes(measured: Measurement, threshold: float) -> Mistakes:
     """
     matches = measured.matches
     above = best_labels(matches.detections[matches.detections.scores >= threshold])
-    objects, crowds = (_by_image(matches.objects[chosen]) for chosen in (~matches.objects.crowd, matches.objects.crowd))
+    ordered = matches.objects[np.argsort(matches.objects.images, kind="stable")]
+    objects, crowds = ordered[~ordered.crowd], ordered[ordered.crowd]
     n = matches.n_classes
     confusion = np.zeros((n + 1, n + 1), np.int64)
     mistakes: list[Mistake] = []
     ends = [np.searchsorted(each.images, np.arange(matches.n_images + 1)) for each in (above, objects, crowds)]
     for image in shown(range(matches.n_images), "errors", "images"):
         d, g, c = (np.arange(end[image], end[image + 1]) for end in ends)
-        d = d[~_on_crowd(above[d], crowds[c])]
+        inside = iou_with_crowds(above[d], crowds[c]) >= IOU_THRESHOLD
+        d = d[~(inside & (above.classes[d][:, None] == crowds.classes[c])).any(axis=1)]
         for truth, found, one in _of_image(image, above, objects, d, g):
             confusion[truth, found] += 1
             mistakes += [one] if one else []
@@ -138,16 +140,6 @@ def _of_image(image: int, detections: Boxes, objects: Boxes, d: Ints, g: Ints) -
         yield -1, ours[i], Mistake("false positive", image, int(d[i]), -1, scores[i], 0.0)
     for j in rest_g:
         yield theirs[j], -1, Mistake("miss", image, -1, int(g[j]), float(objects.areas[g[j]] / objects.areas[g].max()), 0.0)
-
-
-def _on_crowd(detections: Boxes, crowds: Boxes) -> Bools:
-    """`(D,)`: at least half of the detection is in a crowd of its class."""
-    inside = iou_with_crowds(detections, crowds) >= IOU_THRESHOLD
-    return np.asarray((inside & (detections.classes[:, None] == crowds.classes)).any(axis=1))
-
-
-def _by_image(boxes: Boxes) -> Boxes:
-    return boxes[np.argsort(boxes.images, kind="stable")]
 
 
 def unsure_first(measured: Measurement, threshold: float) -> list[tuple[str, int, float]]:

@@ -39,28 +39,17 @@ def main() -> None:
     make_model()
     count = len(list(_SAMPLES.glob("*.jpg")))
     bf16, full = ("--precision", "bfloat16"), ("--no-scaled-decode",)
+    photos = f"scaled / full decoding, random weights, {COUNTS[LARGE]} photos of 12 MP"
     found = {
         f"bfloat16 / float32, digits, {count} scenes": _difference(_SAMPLES, _DIGITS, bf16),
         f"scaled / full decoding, digits, {count} scenes of 12 MP": _difference(_large_scenes(), _DIGITS, (), full),
-        f"scaled / full decoding, random weights, {COUNTS[LARGE]} photos of 12 MP": _difference(
-            make_images(LARGE), _OURS, (), full
-        ),
+        photos: _difference(make_images(LARGE), _OURS, (), full),
     }
     names = ["AP", "AP_reference", "agreement", "mean_iou", "mean_abs_score_difference"]
-    header = [
-        "first / second",
-        "AP first",
-        "AP second",
-        "agreement",
-        "mean IoU of matched",
-        "mean difference of confidence",
-    ]
-    rows = [
-        [name, *(f"{figures[key]:.4f}" if figures.get(key) is not None else "" for key in names)]
-        for name, figures in found.items()
-    ]
+    header = ["first / second", "AP first", "AP second", "agreement", "mean IoU of matched", "mean difference of confidence"]
+    cells = {name: [f"{f[key]:.4f}" if f.get(key) is not None else "" for key in names] for name, f in found.items()}
     print(f"\n### Differences in the results\n\n{results.machine()}\n")
-    print(results.table(header, rows), flush=True)
+    print(results.table(header, [[name, *row] for name, row in cells.items()]), flush=True)
     results.keep("differences", found)
 
 

@@ -1,8 +1,10 @@
-"""Small cfgs that together use every layer and option, and weights for them."""
+"""Small cfgs that together use the layers and options that OpenCV reads, weights for them, and what OpenCV makes of them."""
 
+import cv2
 import numpy as np
 
 from models.darknet.network import parse_network
+from models.geometry import boxes_to_xyxy
 
 CONV = "[convolutional]\nfilters={filters}\nsize={size}\nstride={stride}\n{extra}\nactivation={activation}\n"
 
@@ -26,11 +28,10 @@ SMALL = {  # name -> cfg
     "plain": STEM + HEAD,
     "no padding": STEM + conv(6, 3, extra="batch_normalize=1\npad=0") + HEAD,
     "padding in pixels": STEM + conv(6, 3, extra="padding=2") + HEAD,
-    "strides of their own": net() + conv(8, 3, 2, extra="pad=1\nstride_x=4\nstride_y=8") + conv(8, 5, 4) + HEAD,
     "even kernel": STEM + conv(6, 2) + conv(6, 4) + HEAD,
     "grouped": STEM + conv(8, 3, 1, extra="pad=1\ngroups=4\nbatch_normalize=1") + HEAD,
     "grouped pointwise": STEM + conv(24, 1, 1, extra="pad=1\ngroups=3\nbatch_normalize=1", activation="relu") + HEAD,
-    "depthwise": STEM + conv(12, 3, 1, extra="pad=1\ngroups=12\nbatch_normalize=1", activation="relu6") + HEAD,
+    "depthwise": STEM + conv(12, 3, 1, extra="pad=1\ngroups=12\nbatch_normalize=1", activation="relu") + HEAD,
     "depthwise stride 2": STEM + conv(12, 5, 2, extra="pad=1\ngroups=12\nbatch_normalize=1") + HEAD,
     "depthwise multiplier": STEM + conv(36, 3, 1, extra="pad=1\ngroups=12", activation="swish") + HEAD,
     "depthwise stride 2 even": net()
@@ -38,10 +39,7 @@ SMALL = {  # name -> cfg
     + conv(8, 3, 2, extra="pad=1\ngroups=8\nbatch_normalize=1")
     + conv(8, 3, 8)
     + HEAD,
-    **{
-        f"activation {a}": STEM + conv(6, 3, activation=a) + HEAD
-        for a in ("linear", "relu", "relu6", "logistic", "mish", "swish")
-    },
+    **{f"activation {a}": STEM + conv(6, 3, activation=a) + HEAD for a in ("linear", "relu", "logistic", "mish", "swish")},
     **{
         f"maxpool {size}/{stride}": STEM + f"[maxpool]\nsize={size}\nstride={stride}\n" + HEAD
         for size, stride in ((2, 1), (2, 2), (3, 1), (3, 2), (5, 1), (4, 2), (13, 1))
@@ -51,10 +49,8 @@ SMALL = {  # name -> cfg
     "upsample": STEM + "[upsample]\nstride=2\n" + HEAD,
     "upsample 3": STEM + "[upsample]\nstride=3\n" + HEAD,
     "route": STEM + conv(6) + "[route]\nlayers=-1, 3,-2\n" + HEAD,
-    "route groups": STEM + conv(6) + "[route]\nlayers=-2,-1\ngroups=2\ngroup_id=1\n" + HEAD,
     "route one group": STEM + "[route]\nlayers=-1\ngroups=3\ngroup_id=0\n" + HEAD,
     "shortcut": STEM + conv(12, 3) + "[shortcut]\nfrom=-2\nactivation=linear\n" + HEAD,
-    "shortcut of several": STEM + conv(12) + conv(12) + "[shortcut]\nfrom=-2,-3\nactivation=leaky\n" + HEAD,
     "shortcut of fewer channels": STEM + conv(20) + "[shortcut]\nfrom=-2\nactivation=mish\n" + HEAD,
     "shortcut of more channels": STEM + conv(5) + "[shortcut]\nfrom=-2\nactivation=relu\n" + HEAD,
     "dropout": STEM + "[dropout]\nprobability=.5\n" + conv(12) + "[shortcut]\nfrom=-3\nactivation=linear\n" + HEAD,
@@ -90,3 +86,11 @@ def write_weights(path, values, version=(0, 2, 5)):
     major, minor, _ = version
     seen = np.array([32013312], "<i8" if major * 10 + minor >= 2 else "<i4")
     path.write_bytes(np.array(version, "<i4").tobytes() + seen.tobytes() + np.asarray(values, "<f4").tobytes())
+
+
+def by_opencv(cfg, weights, image):
+    """What OpenCV finds in an image `(H, W, 3) uint8`: boxes `(M, 4)`, and classes' confidences `(M, C)`, 0 if they are low."""
+    network = cv2.dnn.readNetFromDarknet(np.frombuffer(cfg.encode(), np.uint8), np.fromfile(weights, np.uint8))
+    network.setInput(cv2.dnn.blobFromImage(image, 1 / 255, image.shape[1::-1], swapRB=False))
+    rows = np.concatenate(network.forward(network.getUnconnectedOutLayersNames()))
+    return boxes_to_xyxy(rows[:, :4], "cxcywh"), rows[:, 5:]

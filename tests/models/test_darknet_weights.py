@@ -50,10 +50,9 @@ EXPECTED = "expected 292 bytes (20 of header and the cfg's 68 float32 values), g
         (HEADER + BODY[:-4], f"{EXPECTED} 288: too short, cut off or of another cfg"),
         (HEADER + BODY[:-1], f"{EXPECTED} 291: too short, cut off or of another cfg"),
         (HEADER + BODY + b"\0", f"{EXPECTED} 293: too long, of another cfg"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer of 43 bytes, not the weights; run git lfs pull"),
         (b"<html>Quota exceeded</html>", "is a text file that begins '<html>Quota exceeded</html>', expected binary weights"),
     ],
-    ids=["empty", "a value short", "a byte short", "a byte long", "Git LFS pointer", "text"],
+    ids=["empty", "a value short", "a byte short", "a byte long", "text"],
 )
 def test_another_file_is_refused_with_expected_and_actual_figures(tmp_path, content, message):
     path = tmp_path / "net.weights"

@@ -168,8 +168,8 @@ def test_rows_that_cannot_be_used_are_refused(rows, message):
         ({"images": []}, "expected COCO annotations with the lists"),
         ({"images": [], "annotations": [], "categories": []}, "at least one image and one category"),
         ({"images": [{"id": 1}], "annotations": [], "categories": CATEGORIES}, "got KeyError: 'file_name'"),
-        ({"images": [], "annotations": [{"bbox": [1, 2]}], "categories": []}, "got ValueError"),
-        ({"images": [], "annotations": [{"bbox": [1, 2, 3, float("inf")]}], "categories": []}, "a box of no finite numbers"),
+        (truth(boxes=[(0, 1, [1, 2])]), "got ValueError"),
+        (truth(boxes=[(0, 1, [1, 2, 3, float("inf")])]), "a box of no finite numbers"),
     ],
 )
 def test_ground_truth_that_is_none_is_refused(tmp_path, content, message):

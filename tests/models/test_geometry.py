@@ -53,28 +53,16 @@ def by_ultralytics(image_wh, input_hw):
     return new_unpad, (round(dw - 0.1), round(dh - 0.1), round(dw + 0.1), round(dh + 0.1))
 
 
-def by_darknet(image_wh, input_hw):
-    """Darknet's `letterbox_image`, written out from `image.c`, whose integers are C's."""
-    (w, h), (net_h, net_w) = image_wh, input_hw
-    if net_w / w < net_h / h:
-        new_w, new_h = net_w, (h * net_w) // w
-    else:
-        new_w, new_h = (w * net_h) // h, net_h
-    left, top = (net_w - new_w) // 2, (net_h - new_h) // 2
-    return (new_w, new_h), (left, top, net_w - new_w - left, net_h - new_h - top)
-
-
 @pytest.mark.parametrize("input_hw", [(640, 640), (416, 416), (384, 640), (640, 384)], ids=str)
 @pytest.mark.parametrize(
     "image_wh",
     [(1000, 333), (333, 1000), (773, 512), (512, 773), (1023, 767), (767, 1023), (640, 427), (1280, 853), (37, 19), (100, 100)],
     ids=str,
 )
-@pytest.mark.parametrize(("rule", "reference"), [("darknet", by_darknet), ("ultralytics", by_ultralytics)])
-def test_each_letterbox_is_its_tools_own_to_the_pixel(rule, reference, image_wh, input_hw):
+def test_letterbox_follows_ultralytics_to_the_pixel(image_wh, input_hw):
     """Sizes and padding, where height x scale is fractional, landscape and portrait."""
-    plan = resize_plan(image_wh, input_hw, "letterbox", rule)
-    size, (left, top, right, bottom) = reference(image_wh, input_hw)
+    plan = resize_plan(image_wh, input_hw, "letterbox", "ultralytics")
+    size, (left, top, right, bottom) = by_ultralytics(image_wh, input_hw)
     assert plan.resized_wh == size
     assert (plan.offset_x, plan.offset_y) == (left, top)
     assert (input_hw[1] - size[0] - left, input_hw[0] - size[1] - top) == (right, bottom)
