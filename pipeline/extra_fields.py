@@ -49,14 +49,14 @@ def extra_text(fields: Mapping[Any, Any]) -> str:
     return row_bytes(kept).decode() if kept else ""
 
 
-def extra_columns(known: Collection[str], said: Mapping[str, Any]) -> dict[str, Any]:
+def extra_columns(known: Collection[str], fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a row or message beyond the known ones; those of an `extra` are merged in.
 
     >>> extra_columns({"uri"}, {"uri": "a.jpg", "camera": 7, "extra": {"label": "cat"}})
     {'camera': 7, 'label': 'cat'}
     """
-    others = {name: value for name, value in said.items() if name not in known and name != "extra"}
-    extra = said.get("extra")
+    others = {name: value for name, value in fields.items() if name not in known and name != "extra"}
+    extra = fields.get("extra")
     if isinstance(extra, Mapping):
         return others | dict(extra)
     return others | {"extra": extra} if extra else others

@@ -39,7 +39,6 @@ class BigQueryServer:
       rows: Their rows.
       jobs: Resources of jobs, by id; a second job of an id is refused.
       answer_instead: Called `before` and `after` each job is accepted; returns an answer's HTTP status, or None.
-      outcome: Called with each job that would succeed; an error that it returns fails the job.
     """
 
     def __init__(self) -> None:
@@ -47,14 +46,12 @@ class BigQueryServer:
         self.rows: dict[str, list[JSON]] = {}
         self.jobs: dict[str, JSON] = {}
         self.answer_instead: Callable[[str], int | None] = lambda _when: None
-        self.outcome: Callable[[JSON], JSON | None] = lambda _job: None
         self.datasets = {"d"}
         self.host = ""
-        self._uploads: dict[str, JSON] = {}
         self._lock = threading.Lock()
 
-    def answer(self, method: str, path: str, body: bytes, headers: Any) -> tuple[int, JSON, dict[str, str]]:
-        """The status, body and headers of the answer to a request."""
+    def answer(self, method: str, path: str, body: bytes, headers: Any) -> tuple[int, JSON]:
+        """The status and body of the answer to a request."""
         is_job = "/upload/" in path or (method == "POST" and path.partition("?")[0].endswith("/jobs"))
         if is_job and (status := self.answer_instead("before")):
             return _error(status, "accessDenied", "not accepted")
@@ -74,9 +71,9 @@ class BigQueryServer:
                 return _error(404, "notFound", f"Not found: Job {name}")
             job = self.jobs[name]
             is_query = {"jobComplete": True, "jobReference": job["jobReference"], "totalRows": "0", "schema": {"fields": []}}
-            return 200, job if kind == "jobs" else is_query, {}
+            return 200, job if kind == "jobs" else is_query
 
-    def _table(self, method: str, dataset: str, table: str, body: bytes) -> tuple[int, JSON, dict[str, str]]:
+    def _table(self, method: str, dataset: str, table: str, body: bytes) -> tuple[int, JSON]:
         if dataset not in self.datasets:
             return _error(404, "notFound", f"Not found: Dataset p:{dataset}")
         if method == "POST":
@@ -86,14 +83,14 @@ class BigQueryServer:
             return _error(404, "notFound", f"Not found: Table {name}")
         if method == "DELETE":
             del self.tables[name], self.rows[name]
-            return 200, {}, {}
+            return 200, {}
         if method == "PATCH":
             columns, new = (of["schema"]["fields"] for of in (self.tables[name], json.loads(body)))
             assert new[: len(columns)] == columns and all(column["mode"] == "NULLABLE" for column in new[len(columns) :])
             self.tables[name]["schema"] = {"fields": new}
-        return 200, self.tables[name], {}
+        return 200, self.tables[name]
 
-    def _create(self, table: JSON) -> tuple[int, JSON, dict[str, str]]:
+    def _create(self, table: JSON) -> tuple[int, JSON]:
         at = table["tableReference"]
         name = f"{at['datasetId']}.{at['tableId']}"
         if name in self.tables:
@@ -106,42 +103,32 @@ class BigQueryServer:
         created = str(1_000 + len(self.tables))
         self.tables[name] = {**table, "creationTime": created, "location": "EU"}
         self.rows[name] = []
-        return 200, self.tables[name], {}
+        return 200, self.tables[name]
 
-    def _upload(self, path: str, body: bytes, headers: Any) -> tuple[int, JSON, dict[str, str]]:
-        if "uploadType=multipart" in path:
-            boundary = re.search(rb"boundary=\"?==?[^\";]+", headers["content-type"].encode())
-            assert boundary
-            mark = b"--" + boundary[0].partition(b"=")[2].strip(b'"')
-            about, content = (part.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n") for part in body.split(mark)[1:3])
-            return self._insert(json.loads(about), content)
-        if "upload_id=" not in path:
-            self._uploads[number := str(len(self._uploads))] = {"about": json.loads(body), "content": b""}
-            return 200, {}, {"location": f"{self.host}{path}&upload_id={number}"}
-        upload = self._uploads[path.rpartition("=")[2]]
-        upload["content"] += body
-        total = int(headers["content-range"].rpartition("/")[2])
-        if len(upload["content"]) < total:
-            return 308, {}, {"range": f"bytes=0-{len(upload['content']) - 1}"}
-        return self._insert(upload["about"], upload["content"])
+    def _upload(self, path: str, body: bytes, headers: Any) -> tuple[int, JSON]:
+        """A file of less than 5 MB; the client sends a larger one in parts."""
+        boundary = re.search(rb"boundary=\"?==?[^\";]+", headers["content-type"].encode())
+        assert boundary and "uploadType=multipart" in path
+        mark = b"--" + boundary[0].partition(b"=")[2].strip(b'"')
+        about, content = (part.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n") for part in body.split(mark)[1:3])
+        return self._insert(json.loads(about), content)
 
-    def _insert(self, about: JSON, content: bytes) -> tuple[int, JSON, dict[str, str]]:
+    def _insert(self, about: JSON, content: bytes) -> tuple[int, JSON]:
         name = about["jobReference"]["jobId"]
         assert re.fullmatch(r"[\w-]{1,1024}", name)
         if name in self.jobs:
             return _error(409, "duplicate", f"Already Exists: Job {name}")
         about["jobReference"]["location"] = "EU"
-        wrong, statistics = self.outcome(about), {}
+        wrong, statistics = None, {}
         try:
-            done = 0 if wrong else self._do(about["configuration"], content)
-            statistics = {"query": {"numDmlAffectedRows": str(done)}}
+            statistics = {"query": {"numDmlAffectedRows": str(self._do(about["configuration"], content))}}
         except (ValueError, TypeError, FileNotFoundError) as err:
             wrong = {"reason": "invalid", "message": f"Error while reading data: {err}"}
         status = {"state": "DONE", **({"errorResult": wrong, "errors": [wrong]} if wrong else {})}
         self.jobs[name] = {**about, "id": f"p:EU.{name}", "status": status, "statistics": statistics}
         if code := self.answer_instead("after"):
             return _error(code, "accessDenied", "the answer is lost")
-        return 200, self.jobs[name], {}
+        return 200, self.jobs[name]
 
     def _do(self, configuration: JSON, content: bytes) -> int:
         """Does a job: all of it, or nothing; returns the number of rows that are new."""
@@ -198,8 +185,8 @@ def _value(value: Any, column: JSON) -> Any:
     return value
 
 
-def _error(status: int, reason: str, message: str) -> tuple[int, JSON, dict[str, str]]:
-    return status, {"error": {"code": status, "message": message, "errors": [{"reason": reason, "message": message}]}}, {}
+def _error(status: int, reason: str, message: str) -> tuple[int, JSON]:
+    return status, {"error": {"code": status, "message": message, "errors": [{"reason": reason, "message": message}]}}
 
 
 @contextlib.contextmanager
@@ -213,17 +200,17 @@ def bigquery_server() -> Iterator[BigQueryServer]:
         def do_GET(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length") or 0))
             try:
-                status, answer, headers = server.answer(self.command, self.path, body, self.headers)
+                status, answer = server.answer(self.command, self.path, body, self.headers)
             except Exception as err:
-                status, answer, headers = _error(501, "notImplemented", f"this server does not know it: {err!r}")
+                status, answer = _error(501, "notImplemented", f"this server does not know it: {err!r}")
                 raise
             finally:
-                self._send(status, answer, headers)
+                self._send(status, answer)
 
-        def _send(self, status: int, answer: JSON, headers: dict[str, str]) -> None:
+        def _send(self, status: int, answer: JSON) -> None:
             content = json.dumps(answer).encode()
             self.send_response(status)
-            for name, value in {**headers, "content-type": "application/json", "content-length": str(len(content))}.items():
+            for name, value in {"content-type": "application/json", "content-length": str(len(content))}.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(content)

@@ -33,9 +33,8 @@ from pipeline.results.newest import lost_rows
 from pipeline.results.rows import SCHEMAS, uri_of
 from pipeline.results.run import ABANDONED_SECONDS, remove_abandoned
 from pipeline.results.shards import COMPACTED, SOURCES, Shard, list_shards, read_columns, shard_of_name, write_shard
-from pipeline.storage.files import delete_files, existing, folders_of, sync
+from pipeline.storage.files import delete_files, existing, folders_of, is_own_file, sync
 from pipeline.storage.listing import files_of
-from pipeline.storage.state import is_own_file
 
 _ROWS, _BYTES, _FILES = 100_000, 16 << 20, 500  # of a group of sources at most; each reader reads their names
 _SMALL_BYTES = 64 << 10  # below it the number of files costs more than their bytes
@@ -156,7 +155,7 @@ def _mark_answered(parts: Sequence[_Part]) -> None:
     letters = []
     for number, part in enumerate(parts):
         if part.shard.kind == DEAD_LETTERS and (table := _read(part.shard, [*columns, "generation", "made_at"])):
-            table = table.append_column("part", [np.full(len(table), number)]).append_column("place", [np.arange(len(table))])
+            table = table.append_column("part", [np.full(len(table), number)]).append_column("row", [np.arange(len(table))])
             letters.append(table.filter(pc.and_(pc.equal(table["generation"], ""), pc.not_equal(table["uri"], ""))))
     uris = pa.concat_tables(letters)["uri"].unique() if letters else []
     detected = (_read(part.shard, [*columns, "made_at"]) for part in parts if part.shard.kind == DETECTIONS and len(uris))
@@ -166,8 +165,8 @@ def _mark_answered(parts: Sequence[_Part]) -> None:
     newest = pa.concat_tables(found).group_by(columns).aggregate([("made_at", "max")])
     both = pa.concat_tables(letters).join(newest, columns, join_type="inner")
     answered = both.filter(pc.greater_equal(both["made_at_max"], both["made_at"]))
-    for number, place in zip(answered["part"].to_pylist(), answered["place"].to_pylist(), strict=True):
-        parts[number].lost[place] = True
+    for number, row in zip(answered["part"].to_pylist(), answered["row"].to_pylist(), strict=True):
+        parts[number].lost[row] = True
 
 
 def _groups(parts: Sequence[_Part], share: float) -> list[list[_Part]]:

@@ -27,9 +27,8 @@ import msgspec
 
 from pipeline.config.paths import local_path
 from pipeline.errors import ConfigError, FullError, OutputError
-from pipeline.storage.files import UNFINISHED, create, delete_files, exists, make_folder, read_file
+from pipeline.storage.files import UNFINISHED, create, delete_files, exists, is_own_file, make_folder, read_checked, read_file
 from pipeline.storage.listing import files_of
-from pipeline.storage.state import is_own_file, read_checked
 from pipeline.storage.waiting import waiting_for
 
 DETECTIONS, DEAD_LETTERS = "detections", "dead_letters"

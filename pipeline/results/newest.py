@@ -81,20 +81,20 @@ def lost_rows(numbers: Sequence[np.ndarray], made_at: Sequence[np.ndarray], are_
     """
     every = np.concatenate([np.zeros(0, np.uint64), *numbers])
     every.sort()  # in place: a copy would take as much again
-    doubled = np.unique(every[1:][every[1:] == every[:-1]])
+    repeated = np.unique(every[1:][every[1:] == every[:-1]])
     del every
     lost = [np.zeros(len(each), bool) for each in numbers]
-    places = [np.flatnonzero(contains(doubled, each)) for each in numbers]
-    counts = list(map(len, places))
+    indices = [np.flatnonzero(contains(repeated, each)) for each in numbers]
+    counts = list(map(len, indices))
     if not sum(counts):
         return lost
-    number = np.concatenate([each[place] for each, place in zip(numbers, places, strict=True)])
-    ages = np.concatenate([each[place] for each, place in zip(made_at, places, strict=True)])
+    number = np.concatenate([each[index] for each, index in zip(numbers, indices, strict=True)])
+    ages = np.concatenate([each[index] for each, index in zip(made_at, indices, strict=True)])
     order = np.lexsort((ages, np.repeat(are_detections, counts), number))  # a stable sort
     loses = np.zeros(len(order), bool)
     loses[order[:-1]] = number[order][1:] == number[order][:-1]
-    for mask, place, of_shard in zip(lost, places, np.split(loses, np.cumsum(counts)[:-1]), strict=True):
-        mask[place[of_shard]] = True
+    for mask, index, of_shard in zip(lost, indices, np.split(loses, np.cumsum(counts)[:-1]), strict=True):
+        mask[index[of_shard]] = True
     return lost
 
 
@@ -125,9 +125,9 @@ def by_uri(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
             order = pc.sort_indices(table, [("uri", "ascending"), ("generation", "ascending")]).to_numpy()
             parts = table.to_batches()
             starts = [0, *itertools.accumulate(map(len, parts))]
-            for place in order:
-                part = bisect.bisect_right(starts, place) - 1
-                yield from json_rows(parts[part].slice(place - starts[part], 1), DETECTIONS)
+            for row in order:
+                part = bisect.bisect_right(starts, row) - 1
+                yield from json_rows(parts[part].slice(row - starts[part], 1), DETECTIONS)
 
 
 def _newest_batches(output: str, wanted: Wanted) -> Iterator[pa.RecordBatch]:

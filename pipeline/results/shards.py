@@ -4,8 +4,8 @@
     detections/20261121T020000Z-<run>-<uuid>.jsonl        the same rows for people; never read back
     dead_letters/20261121T020000Z-<run>-<uuid>.parquet    rows of images and messages that failed
 
-A shard is written under another name, synced and renamed once; on Cloud Storage it is written with `ifGenerationMatch=0`. It is
-never overwritten. Its view is there before it. Only compaction deletes shards; the metadata of a merged shard names its sources,
+A shard is written under another name, synced and renamed once; on Cloud Storage an object is there when all of it is. It is never
+overwritten. Its view is there before it. Only compaction deletes shards; the metadata of a merged shard names its sources,
 so a reader that sees both skips the sources.
 
 Of rows with the same key the newest counts, a detection before any dead letter.
@@ -34,10 +34,9 @@ from pipeline.records import line_bytes
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, ROWS, STAGING, time_in_name
 from pipeline.results.rows import SCHEMAS, json_rows, parquet_text
-from pipeline.storage.cloud import GS, write_object
-from pipeline.storage.files import create, exists, folders_of, move_files, sync
+from pipeline.storage.cloud import GS
+from pipeline.storage.files import create, exists, folders_of, is_own_file, move_files, sync, warn_unreadable, write_file
 from pipeline.storage.listing import files_of
-from pipeline.storage.state import is_own_file, warn_unreadable
 from pipeline.storage.store import FoundFile, open_object, retried
 from pipeline.storage.stores import store_of
 
@@ -255,15 +254,10 @@ def write_shard(output: str, kind: str, table: pa.Table, run: str, view: bool = 
     Returns:
       Its path.
     """
-    if not output.startswith(GS):
-        staged = stage_shard(output, kind, table, run, view)
-        publish_shard(staged)
-        return staged.names[-1][1]
-    name = f"{output}/{kind}/{_new_name(run)}"
+    name, staging = f"{output}/{kind}/{_new_name(run)}", f"{output}/{STAGING}{run}"
     if view:
-        write_object(f"{name}.jsonl", _view(table, kind))
-    if not write_object(f"{name}.parquet", parquet_bytes(table), if_generation=0) and not exists(f"{name}.parquet"):
-        raise OutputError(f"output {output}: {name}.parquet could not be written")
+        write_file(f"{name}.jsonl", _view(table, kind), staging)
+    write_file(f"{name}.parquet", parquet_bytes(table), staging)
     return f"{name}.parquet"
 
 

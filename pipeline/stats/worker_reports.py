@@ -23,9 +23,8 @@ from pipeline.results.run import Run
 from pipeline.stats.canary import CanaryStats
 from pipeline.stats.job_stats import JobStats, merge_stats
 from pipeline.stats.process import PROCESS
-from pipeline.storage.files import make_folder, write_file
+from pipeline.storage.files import make_folder, read_checked, write_file
 from pipeline.storage.listing import files_of
-from pipeline.storage.state import read_checked
 
 REPORT_SECONDS = 3.0
 _TOUCH_SECONDS = 3600.0  # a folder of unfinished files in which nothing changes for a day counts as abandoned

@@ -1,1 +1,1 @@
-"""Names and places of files, local or on object storage."""
+"""Files, local or on object storage."""

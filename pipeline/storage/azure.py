@@ -78,8 +78,8 @@ def _client_of(_process: int, account: str) -> Any:
 
 
 @contextlib.contextmanager
-def _container(place: str) -> Iterator[Any]:
-    container, has_host, host = place.partition("@")
+def _container(address: str) -> Iterator[Any]:
+    container, has_host, host = address.partition("@")
     account = _ACCOUNT.fullmatch(host)
     if has_host and not account:
         raise ValueError(f"{host} is no storage account: expected <account>.dfs.core.windows.net")
@@ -90,13 +90,13 @@ def _container(place: str) -> Iterator[Any]:
     try:
         yield client.get_container_client(container)
     except exceptions.ClientAuthenticationError as err:
-        raise Forbidden(_said(err)) from err
+        raise Forbidden(_message(err)) from err
     except exceptions.HttpResponseError as err:
         if err.status_code is None or err.status_code < 400:
-            raise ConnectionError(_said(err)) from err
-        raise from_http_status(err.status_code, _said(err)) from err
+            raise ConnectionError(_message(err)) from err
+        raise from_http_status(err.status_code, _message(err)) from err
     except exceptions.AzureError as err:
-        raise ConnectionError(_said(err)) from err
+        raise ConnectionError(_message(err)) from err
 
 
 @contextlib.contextmanager
@@ -111,7 +111,7 @@ def _is_folder(found: Any) -> bool:
     return (found.metadata or {}).get("hdi_isfolder") == "true"
 
 
-def _said(err: Exception) -> str:
+def _message(err: Exception) -> str:
     return str(err).partition("\n")[0]
 
 

@@ -61,63 +61,43 @@ def server_times() -> Iterator[list[float]]:
         hooks.remove(note)
 
 
-def write_object(path: str, content: bytes, *, if_generation: int | None = None) -> bool:
+def write_object(path: str, content: bytes) -> None:
     """Writes a small object, `gs://…`, in one request: all of it or nothing.
 
     Its content type follows its ending, so that a browser shows a page from its address.
-
-    Args:
-      path: The object.
-      content: All of it.
-      if_generation: Write only over this generation; 0: only where there is no object. Of several writers at once, one succeeds.
-
-    Returns:
-      False where the object did not have this generation, also where a lost answer made the client try again.
     """
-    from google.api_core.exceptions import NotFound, PreconditionFailed
     from google.cloud.storage.retry import DEFAULT_RETRY
 
     kind = mimetypes.guess_type(path)[0] or "application/octet-stream"
-    only_if: dict[str, Any] = {} if if_generation is None else {"if_generation_match": if_generation}
-    try:
-        # a retry is safe without a precondition: the content is the same
-        blob_of(path).upload_from_string(content, content_type=kind, retry=DEFAULT_RETRY, **only_if)
-    except (PreconditionFailed, NotFound):
-        if if_generation is None:
-            raise
-        return False
-    return True
+    # a retry is safe without a precondition: the content is the same
+    blob_of(path).upload_from_string(content, content_type=kind, retry=DEFAULT_RETRY)
 
 
-def delete_object(path: str, generation: str = "") -> None:
-    """Deletes an object, `gs://…`, only of the given generation if there is one; a missing object is no error."""
-    from google.api_core.exceptions import NotFound, PreconditionFailed
+def delete_object(path: str) -> None:
+    """Deletes an object, `gs://…`; a missing one is no error."""
+    from google.api_core.exceptions import NotFound
     from google.cloud.storage.retry import DEFAULT_RETRY
 
-    only_if = {"if_generation_match": int(generation)} if generation else {}
-    with contextlib.suppress(NotFound, PreconditionFailed):
-        blob_of(path).delete(retry=DEFAULT_RETRY, **only_if)
+    with contextlib.suppress(NotFound):
+        blob_of(path).delete(retry=DEFAULT_RETRY)
 
 
-def move_object(path: str, new: str, generation: str) -> bool:
-    """Renames an object, `gs://…`, of the given generation; an object that has the new name is replaced.
+def move_object(path: str, new: str) -> None:
+    """Renames an object, `gs://…`; one that has the new name is replaced.
 
-    Returns:
-      Whether the object was there, and still had this generation.
+    Raises:
+      FileNotFoundError: It is not there.
     """
-    from google.api_core.exceptions import NotFound, PreconditionFailed
+    from google.api_core.exceptions import NotFound
     from google.cloud.storage.retry import DEFAULT_RETRY
 
-    if not generation:
-        return False
-    blob, target, only_if = blob_of(path), blob_of(new), {"if_source_generation_match": int(generation)}
+    blob, target = blob_of(path), blob_of(new)
     try:
         # keeps content and type; within a bucket no bytes are copied
-        blob.bucket.copy_blob(blob, target.bucket, target.name, retry=DEFAULT_RETRY, **only_if)
-    except (NotFound, PreconditionFailed):
-        return False
-    delete_object(path, generation)
-    return True
+        blob.bucket.copy_blob(blob, target.bucket, target.name, retry=DEFAULT_RETRY)
+    except NotFound as err:
+        raise FileNotFoundError(f"{path} does not exist") from err
+    delete_object(path)
 
 
 def blob_of(path: str, generation: str = "") -> Any:

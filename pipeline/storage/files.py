@@ -2,16 +2,21 @@
 
 A file survives a power cut once `sync` was called for it, and its name once `sync` was called for its folder. Callers sync a file
 before they acknowledge, replace or delete anything that depends on it. Objects are durable once they are written.
+
+A power cut may leave a file empty or cut off, and whoever can write to the results folder can leave anything there. So
+`read_checked` checks the content against its type, and callers use a path in it only if the path lies in its own folder.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import itertools
 import math
 import os
 import posixpath
+import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -147,8 +152,7 @@ def move_files(names: Mapping[str, str]) -> None:
         os.replace(path, names[path])
     sync(folders_of(names[path] for path in others))
     for path in objects:
-        if not move_object(path, names[path], generation_of(path)):
-            raise FileNotFoundError(f"{path} does not exist")
+        move_object(path, names[path])
 
 
 def _divided(paths: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -175,3 +179,35 @@ def make_folder(folder: str) -> None:
         make_folder(parent)
         os.makedirs(folder, exist_ok=True)
         sync([parent])
+
+
+def read_checked(path: str, parse: Callable[[bytes], Any]) -> Any:
+    """What `parse` makes of a file; None where there is no such file, or `parse` raises a `ValueError`.
+
+    Args:
+      path: The file.
+      parse: Parses its content.
+    """
+    if not is_own_file(path):
+        if os.path.lexists(path):
+            warn_unreadable(path, "expected a file")
+        return None
+    try:
+        return parse(read_file(path))
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError, PermissionError) as err:
+        warn_unreadable(path, " ".join(str(err).split())[:200])
+        return None
+
+
+@functools.lru_cache(maxsize=1000)  # once for each file, although a run reads some of them often
+def warn_unreadable(path: str, why: str) -> None:
+    """Prints that a state file is ignored."""
+    shown = path.encode("utf-8", "backslashreplace").decode()
+    print(f"warning: {shown} cannot be read and is ignored: {why}", file=sys.stderr, flush=True)
+
+
+def is_own_file(path: str) -> bool:
+    """Whether a local path is a regular file: no link, no folder, no pipe. Always true of objects."""
+    return "://" in path or (os.path.isfile(path) and not os.path.islink(path))

@@ -127,15 +127,17 @@ class Location:
             return
         # on object storage all folders below are listed at once, unless the rest of the pattern saves requests
         one_folder = not self.deeper if recursive else not later or not all(map(has_wildcard, later))
+        start = len(self.here)
         for found in self._list(one_folder):
             if isinstance(found, str):
                 if location := self.descend(found):
                     yield location
+            elif found.path.endswith("/"):  # an object that stands for a folder
                 continue
-            name = found.path[len(self.here) :]
-            if not found.path.endswith("/") and (not name or self.matches(self.below + name)):
-                file = found if found.generation or not name else look_up(found.path)
-                yield from [file] if file else ()
+            elif not (name := found.path[start:]):
+                yield found
+            elif self.matches(self.below + name) and (file := found if found.generation else look_up(found.path)):
+                yield file
 
     def _named(self, name: str) -> Iterator[FoundFile | Location]:
         """What has this name: a folder, or an object; without that the folder of this name, if the pattern may mean one."""

@@ -22,13 +22,13 @@ class S3Store(Store):
 
     def look_up(self, path: str, generation: str = "") -> FoundFile:
         with _client() as client:
-            answer = client.head_object(**_place(path))
+            answer = client.head_object(**_bucket_and_key(path))
         return FoundFile(path, answer["ContentLength"], _etag(answer))
 
     def download(self, file: FoundFile, most_bytes: float, reserve: Reserve) -> tuple[bytes, str]:
         """The newest version, by one request."""
         with _client() as client:
-            answer = client.get_object(**_place(file.path))
+            answer = client.get_object(**_bucket_and_key(file.path))
             with contextlib.closing(answer["Body"]) as body:
                 check_size(answer["ContentLength"], most_bytes, reserve, _etag(answer))
                 return body.read(), _etag(answer)
@@ -46,7 +46,7 @@ class S3Store(Store):
     def read_range(self, path: str, start: int, end: int, generation: str = "") -> bytes:
         only_if = {"IfMatch": generation} if generation else {}
         with _client() as client:
-            answer = client.get_object(Range=f"bytes={start}-{end - 1}", **_place(path), **only_if)
+            answer = client.get_object(Range=f"bytes={start}-{end - 1}", **_bucket_and_key(path), **only_if)
             content: bytes = answer["Body"].read()
         return content
 
@@ -82,7 +82,7 @@ def _client() -> Iterator[Any]:
         raise ConnectionError(str(err)) from err
 
 
-def _place(path: str) -> dict[str, str]:
+def _bucket_and_key(path: str) -> dict[str, str]:
     bucket, _, name = path.removeprefix(S3).partition("/")
     return {"Bucket": bucket, "Key": name}
 

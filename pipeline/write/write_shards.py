@@ -28,8 +28,7 @@ from pipeline.results.run import Run
 from pipeline.results.shards import publish_shard, stage_shard, write_shard
 from pipeline.stats.job_stats import JobStats, merge_stats
 from pipeline.stats.worker_reports import WorkerContext
-from pipeline.storage.files import write_file
-from pipeline.storage.state import read_checked
+from pipeline.storage.files import read_checked, write_file
 
 _STATS = "stats"
 _MOST_BYTES = 48_000_000  # of the records that a bundle holds, estimated

@@ -19,8 +19,12 @@ MOMENTS = {
     "while the listing is joined": (f"{READ}:_DropDoubles.process", 2, "before", 0),
     "before the first shard is written": (f"{WRITE}:write_shard", 1, "before", 0),
     "when the view is written and its shard is not": (f"{SHARDS}:parquet_bytes", 3, "before", 2),
-    "when a shard is durable and has no name yet": (f"{SHARDS}:publish_shard", 3, "before", 2),
-    "when the view has its name and the shard does not": (f"{SHARDS}:move_files", 2, "before", 0),
+    "when a shard is written and has no name yet": (
+        "pipeline.storage.files:move_files",
+        7,
+        "before",
+        2,
+    ),  # 1: the run's; 2: a view
     "when the shard has its name": (f"{WRITE}:write_shard", 3, "after", 3),
     "when all rows are there": (f"{BATCH}:read_stats", 1, "before", 7),
     "between report and summary": (f"{FINALIZE}:write_file", 2, "before", 7),
@@ -29,7 +33,7 @@ MOMENTS = {
 }
 MAIN = (
     "before the first shard is written",
-    "when a shard is durable and has no name yet",
+    "when a shard is written and has no name yet",
     "when the shard has its name",
     "when all rows are there",
 )

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from models import progress
 from pipeline.load_bigquery import main
 from pipeline.records import DeadLetter, ImageRef
 from pipeline.results import bigquery_loader
@@ -208,12 +207,3 @@ def test_wrong_places_are_one_line(server, output, capsys, monkeypatch):
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", f"{output}/none.json")
     assert load(output) == 2
     assert capsys.readouterr().err.startswith("error: no credentials for BigQuery: ")
-
-
-def test_a_load_that_takes_long_shows_how_far_it_is(server, output, capsys, monkeypatch):
-    write_rows(output, [detected("c")])
-    monkeypatch.setattr(bigquery_loader, "_PART_FILES", 1)
-    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0)
-    monkeypatch.setattr(progress, "_LINE_SECONDS", 0)
-    assert load(output) == 0
-    assert "loading detections:  50% 1/2" in capsys.readouterr().err

@@ -15,7 +15,6 @@ from pipeline.results.shards import (
     COMPACTED,
     SOURCES,
     StagedShard,
-    contains,
     done_keys,
     list_shards,
     publish_shard,
@@ -117,10 +116,3 @@ def test_a_detection_and_a_dead_letter_of_one_image_have_one_key():
     (letter,) = dead_letters_table([failed("a.jpg")], VERSION, "run", 1.0)["key"].to_pylist()
     (row,) = detections_table([detected("a.jpg")], VERSION, "run", 1.0)["key"].to_pylist()
     assert letter == row == VERSION.key("a.jpg", "1")
-
-
-@pytest.mark.parametrize(
-    ("keys", "wanted", "found"), [([], [1], [False]), ([5], [], []), ([1, 9], [9, 10, 0], [True, False, False])]
-)
-def test_contains(keys, wanted, found):
-    assert contains(np.array(keys, np.uint64), np.array(wanted, np.uint64)).tolist() == found
