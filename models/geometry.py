@@ -7,7 +7,7 @@ the centre of the first pixel is at 0.5, 0.5.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
@@ -20,9 +20,15 @@ Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.integer]
 
 
-def boxes_to_xyxy(boxes: Floats, box_format: BoxFormat) -> Floats:
-    """Convert `(..., 4)` boxes in `box_format` to left, top, right, bottom; units stay as they are."""
-    a, b, c, d = np.moveaxis(boxes, -1, 0)
+def boxes_to_xyxy(boxes: Any, box_format: BoxFormat, xp: Any = np) -> Any:
+    """Convert `(..., 4)` boxes in `box_format` to left, top, right, bottom; units stay as they are.
+
+    Args:
+      boxes: An array, or a tensor.
+      box_format: Order of their numbers.
+      xp: NumPy, or for a tensor `tf.experimental.numpy`.
+    """
+    a, b, c, d = (boxes[..., n] for n in range(4))
     if box_format == "xyxy":
         edges = (a, b, c, d)
     elif box_format == "yxyx":
@@ -31,7 +37,7 @@ def boxes_to_xyxy(boxes: Floats, box_format: BoxFormat) -> Floats:
         edges = (a, b, a + c, b + d)
     else:
         edges = (a - c / 2, b - d / 2, a + c / 2, b + d / 2)
-    return np.stack(edges, axis=-1)
+    return xp.stack(edges, axis=-1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from pipeline.config import ModelConfig
 from pipeline.detect.families import family_of
 from pipeline.detect.golden import GOLDEN
 from pipeline.detect.load_model import recognised
+from pipeline.detect.openvino_convert import HIDDEN
 from pipeline.detect.other_formats import what_it_is
 from pipeline.detect.versions import ONNX_MODEL, locate
 from pipeline.detect.write_golden import NoObjectError, write_golden
@@ -97,7 +98,7 @@ def _copy(args: argparse.Namespace, version: str) -> str:
     title, folder = None, args.file
     if os.path.isdir(args.file):
         folder, _ = locate(args.file, None)
-        shutil.copytree(folder, version)
+        shutil.copytree(folder, version, ignore=shutil.ignore_patterns(HIDDEN))
         shutil.rmtree(os.path.join(version, GOLDEN), ignore_errors=True)  # of other names or thresholds
     elif args.file.lower().endswith(".onnx"):
         title = os.path.splitext(os.path.basename(args.file))[0]

@@ -34,7 +34,7 @@ from models.progress import shown
 from pipeline.config import BUNDLED, DetectConfig, ModelConfig, load_config
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.onnx_file import onnx_file
-from pipeline.detect.openvino_convert import converted, read_description
+from pipeline.detect.openvino_convert import HIDDEN, converted, read_description
 from pipeline.detect.openvino_engine import INT8
 from pipeline.detect.openvino_int8 import FIGURES, check_nncf, quantise
 from pipeline.detect.saved_model import local_copy
@@ -103,7 +103,7 @@ def _quantize(flags: argparse.Namespace) -> int:
             raise ModelError(f"model {folder}: is an ONNX file; int8 versions are made of SavedModels only")
         print("converting the model", file=sys.stderr, flush=True)
         network = converted(local, folder, model)
-        shutil.copytree(local, whole)
+        shutil.copytree(local, whole, ignore=shutil.ignore_patterns(HIDDEN))
         to = ModelInput.of(read_description(network))
         pixels = [fit(read_file(ref.uri), to, _MAX_PIXELS)[1] for ref in shown(calibration, "decoding", "photos")]
         quantise(network, pixels, os.path.join(whole, INT8))

@@ -67,9 +67,9 @@ MUTANTS = {
     ),
     "accepts new versions without checks": Mutant(
         "pipeline/detect/model_watcher.py",
-        "problem = self._detector.check(loaded)",
-        'problem = ""',
-        "tests/detect/test_golden.py::test_a_running_detector_keeps_its_version_when_the_next_does_not_agree",
+        " or self._detector.check(loaded)",
+        "",
+        "tests/detect/test_golden.py::test_a_version_is_refused_while_its_golden_images_lack_their_rows_and_where_it_does_not_agree",
     ),
     "masks nothing": Mutant(
         "pipeline/secrets.py",

@@ -72,10 +72,44 @@ def write_yolo(path: Path, batch: int | str = "batch", *, mixes: bool = False, n
     nodes.append(_node("Concat", [f"cells{stride}" for stride in STRIDES], "cells", axis=2))
     nodes.append(_node("MatMul", ["weights", "cells"], "mixed"))
     nodes.append(_node("Add", ["mixed", "offsets"], "output0"))
+    said = {"names": str(dict(enumerate(NAMES))), "imgsz": str([*HW]), "task": "detect"} if notes is None else notes
+    outputs = {"output0": (batch, 7, len(CELLS))}
+    return _write(path, nodes, constants, {"images": (batch, 3, *HW)}, outputs, said)
+
+
+def write_constant(path: Path, hw: tuple[int, int], box: Sequence[float], score: float) -> str:
+    """Writes a toy that finds one box in each image, in shares of its input `hw`; returns its path."""
+    constants = {
+        "as_light": np.array([0, 1, 3], np.int64),
+        "no_box": np.zeros((3, 4), np.float32),
+        "no_score": np.zeros((3, 1), np.float32),
+        "box": np.array([[box]], np.float32),
+        "score": np.array([[[score]]], np.float32),
+    }
+    nodes = [
+        _node("AveragePool", ["images"], "light", kernel_shape=[*hw], strides=[*hw]),
+        _node("Reshape", ["light", "as_light"], "row"),
+        *(_node("MatMul", ["row", f"no_{name}"], f"free_{name}") for name in ("box", "score")),
+        _node("Add", ["free_box", "box"], "boxes"),
+        _node("Add", ["free_score", "score"], "scores"),
+    ]
+    return _write(
+        path, nodes, constants, {"images": ("batch", 3, *hw)}, {"boxes": ("batch", 1, 4), "scores": ("batch", 1, 1)}, {}
+    )
+
+
+def _write(
+    path: Path,
+    nodes: Sequence[bytes],
+    constants: Mapping[str, np.ndarray],
+    inputs: Mapping[str, Sequence[int | str]],
+    outputs: Mapping[str, Sequence[int | str]],
+    notes: Mapping[str, str],
+) -> str:
     graph = b"".join(_field(1, node) for node in nodes) + _field(2, "toy")
     graph += b"".join(_field(5, _tensor(name, array)) for name, array in constants.items())
-    graph += _field(11, _value("images", (batch, 3, *HW))) + _field(12, _value("output0", (batch, 7, len(CELLS))))
-    said = {"names": str(dict(enumerate(NAMES))), "imgsz": str([*HW]), "task": "detect"} if notes is None else notes
-    properties = b"".join(_field(14, _field(1, key) + _field(2, value)) for key, value in said.items())
+    graph += b"".join(_field(11, _value(name, shape)) for name, shape in inputs.items())
+    graph += b"".join(_field(12, _value(name, shape)) for name, shape in outputs.items())
+    properties = b"".join(_field(14, _field(1, key) + _field(2, value)) for key, value in notes.items())
     path.write_bytes(_field(1, 8) + _field(8, _field(1, "") + _field(2, 17)) + _field(7, graph) + properties)
     return str(path)

@@ -134,4 +134,4 @@ def test_a_darknet_model_is_tried_on_a_photo_which_becomes_a_golden_image(tmp_pa
     assert main([*flags, "--image", str(photo), "--output", str(out)]) == 0
     said = capfd.readouterr().out.splitlines()[-1]
     assert said.startswith(f"{out}: mobilenetv2-yolov3-nano, Darknet, ") and said.endswith(f" objects in {photo}")
-    assert len(read_golden(str(out))) == 1
+    assert len(read_golden(str(out), str(out))) == 1

@@ -35,7 +35,7 @@ Positive = Annotated[float, Field(ge=0.001, le=MOST)]
 ListOf = Annotated[tuple[Element, ...], BeforeValidator(_listed)]
 PairOf = Annotated[tuple[Element, Element], BeforeValidator(_listed)]
 
-ENGINES = ("tensorflow", "openvino", "onnxruntime", "triton", "tf-serving")  # as in pipeline.detect.engines
+ENGINES = ("tensorflow", "openvino", "onnxruntime", "triton", "tf-serving")  # as in pipeline.detect.engine
 _OWN_ENGINE = r"[\w.]+:\w+"
 
 

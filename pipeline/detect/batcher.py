@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.detect.engine import Engine, ModelFailed, OutOfMemory
-from pipeline.detect.process_memory import return_free_memory
+from pipeline.detect.process_memory import trim_memory
 
 _ANY_SIDE = 640  # of blank images for a model of any input size
 _PAUSE_SECONDS = 0.3  # at least, between first calls: images of the model in use go first
@@ -157,7 +157,7 @@ class Batcher:
         for thread in self._threads:
             thread.join()
         self.engine.close()
-        return_free_memory(circles=True)
+        trim_memory(collect_garbage=True)
 
     def _run_blank(self, count: int) -> None:
         for output in self.run(np.zeros((1 if self._alone else count, *self._input_hw, 3), np.uint8)):

@@ -19,10 +19,9 @@ from typing import Protocol
 from pipeline.config import DetectConfig, ReadConfig
 from pipeline.detect.batcher import Outputs
 from pipeline.detect.canary import Canary
-from pipeline.detect.check_model import check
 from pipeline.detect.detections import to_detections
-from pipeline.detect.loaded_model import LoadedModel
-from pipeline.detect.model_in_use import ModelInUse
+from pipeline.detect.golden import DetectIn, disagreement, failing_request
+from pipeline.detect.loaded_model import LoadedModel, ModelInUse
 from pipeline.failures import ImageError
 from pipeline.feed.feeder import FedChunk, Feeder
 from pipeline.feed.fit import ModelInput
@@ -113,11 +112,15 @@ class Detector:
     def check(self, model: LoadedModel) -> str | None:
         """Why a version must not be used, in one line; None if it passes its checks."""
         if self.in_use.is_lent:
-            return check(model, functools.partial(self._detect_with, model), self._settings)
+            return self._check(model, functools.partial(self._detect_with, model))
         one_process = dataclasses.replace(self._settings, feeder_processes=1)
         # images that wait for a version hold all memory of the other feeder
         with contextlib.closing(_feeder_for(model, one_process, self._read)) as feeder:
-            return check(model, functools.partial(self._detect_with, model, feeder=feeder), self._settings)
+            return self._check(model, functools.partial(self._detect_with, model, feeder=feeder))
+
+    def _check(self, model: LoadedModel, detect_in: DetectIn) -> str | None:
+        failure = failing_request(model.warmup_requests, model.engine, detect_in)
+        return failure or disagreement(model.golden, detect_in, self._settings)
 
     def swap(self, model: LoadedModel) -> None:
         """Detects in further images with this version. Returns when the old version has finished its images and is closed."""

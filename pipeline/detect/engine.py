@@ -1,10 +1,12 @@
-"""Interface of an engine, which runs a model: TensorFlow, another library, or a client of a server.
+"""Interface of an engine, which runs a model: TensorFlow, another library, or a client of a server; and the table of engines.
 
-An engine only runs batches. One `Batcher` for all engines makes the batches, retries and warms up.
+An engine only runs batches. One `Batcher` for all engines makes the batches, retries and warms up. Another engine is a module
+with a function `open_model`, and a row in `ENGINES`; `--engine package.module:function` takes such a function from anywhere.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
@@ -12,6 +14,7 @@ import numpy as np
 
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.errors import ModelError
 
 
 class OutOfMemory(Exception):  # noqa: N818  named like `StopIteration`
@@ -76,3 +79,25 @@ class OpenedModel(NamedTuple):
 
 OpenModel = Callable[[str, str, ModelConfig, DetectConfig], OpenedModel]
 """Opens a model: its files on this machine (empty for a server's), its path for messages, its description, how to run it."""
+
+ENGINES = {
+    "tensorflow": "pipeline.detect.tensorflow_engine:open_model",
+    "openvino": "pipeline.detect.openvino_engine:open_model",
+    "onnxruntime": "pipeline.detect.onnxruntime_engine:open_model",
+    "triton": "pipeline.detect.remote_engine:open_model",
+    "tf-serving": "pipeline.detect.remote_engine:open_model",
+}
+
+
+def opener_of(engine: str) -> OpenModel:
+    """The function that opens a model for an engine.
+
+    Raises:
+      ModelError: There is no such function.
+    """
+    module, _, name = ENGINES.get(engine, engine).partition(":")
+    try:
+        found: OpenModel = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as err:
+        raise ModelError(f"engine {engine}: expected {', '.join(ENGINES)} or package.module:function, but: {err}") from err
+    return found

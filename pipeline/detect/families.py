@@ -42,9 +42,8 @@ import numpy as np
 import yaml
 
 from models.metadata import BoxUnits, DetectorMetadata, JoinedLayout
-from pipeline.detect.packed_output import grid, grid_sizes
-from pipeline.detect.signature import Arrays, Signature, Tensor
-from pipeline.errors import ModelError
+from pipeline.detect.model_arrays import grid, grid_sizes
+from pipeline.detect.signature import Signature, Tensor
 
 THRESHOLDS = ("score_threshold", "iou_threshold", "max_detections")
 _METADATA_PATH = "metadata.yaml"
@@ -135,57 +134,51 @@ class ExportNotes(NamedTuple):
     input_hw: tuple[int, int] | None = None
 
 
-def read_notes(local: str, folder: str) -> ExportNotes:
-    """Reads the `metadata.yaml` of a SavedModel; empty notes if it has none.
-
-    Args:
-      local: The SavedModel on this machine.
-      folder: Its name in messages.
+def read_notes(local: str) -> ExportNotes:
+    """Reads the `metadata.yaml` of a SavedModel on this machine; empty notes if it has none.
 
     Raises:
-      ModelError: The file is malformed, or the model's task is not detection.
+      ValueError: The file is malformed, or the model's task is not detection.
     """
-    try:
-        with open(os.path.join(local, _METADATA_PATH), encoding="utf-8") as file:
-            said = yaml.safe_load(file)
-    except FileNotFoundError:
+    path = os.path.join(local, _METADATA_PATH)
+    if not os.path.exists(path):
         return ExportNotes()
+    try:
+        with open(path, encoding="utf-8") as file:
+            said = yaml.safe_load(file)
     except (OSError, ValueError, yaml.YAMLError) as err:
-        raise ModelError(f"model {folder}: {_METADATA_PATH} cannot be read: {' '.join(str(err).split())[:300]}") from err
-    return notes_from(said, folder, _METADATA_PATH)
+        raise ValueError(f"{_METADATA_PATH} cannot be read: {' '.join(str(err).split())[:300]}") from err
+    return notes_from(said, _METADATA_PATH)
 
 
-def notes_from(said: Any, folder: str, where: str) -> ExportNotes:
+def notes_from(said: Any, where: str) -> ExportNotes:
     """An export's notes: those of `metadata.yaml`, or the properties of an ONNX file.
 
     Raises:
-      ModelError: They are malformed, or the model's task is not detection.
+      ValueError: They are malformed, or the model's task is not detection.
     """
     if not isinstance(said, dict):
-        raise ModelError(f"model {folder}: expected keys and values in {where}, got {type(said).__name__}")
+        raise ValueError(f"expected keys and values in {where}, got {type(said).__name__}")
     if (task := said.get("task", "detect")) != "detect":
-        raise ModelError(f"model {folder}: expected a model that detects, {where} says its task is '{task}'")
+        raise ValueError(f"expected a model that detects, {where} says its task is '{task}'")
     try:
         names, size = said.get("names", ()), said.get("imgsz")
         height, width = (size, size) if isinstance(size, int) else size or (0, 0)
         return ExportNotes(tuple(str(names[number]) for number in range(len(names))), (int(height), int(width)) if size else None)
     except (TypeError, ValueError, KeyError) as err:
-        raise ModelError(
-            f"model {folder}: expected class names by number from 0 as names and [height, width] as imgsz in {where}"
-        ) from err
+        raise ValueError(f"expected class names by number from 0 as names and [height, width] as imgsz in {where}") from err
 
 
-def recognise(signature: Signature, given: Mapping[str, Any], notes: ExportNotes, folder: str) -> dict[str, Any]:
+def recognise(signature: Signature, given: Mapping[str, Any], notes: ExportNotes) -> dict[str, Any]:
     """The metadata of a model by its signature, as far as its shapes show it.
 
     Args:
       signature: The model's inputs and outputs.
       given: What the config says of the model, which wins later.
       notes: Of an export of Ultralytics.
-      folder: The SavedModel, for messages.
 
     Raises:
-      ModelError: The model segments, or its outputs fit several families.
+      ValueError: The model segments, or its outputs fit several families.
     """
     inputs, outputs = signature.inputs, signature.outputs
     name, spec = next(((name, spec) for name, spec in inputs.items() if spec.rank == 4), ("images", None))
@@ -209,17 +202,15 @@ def recognise(signature: Signature, given: Mapping[str, Any], notes: ExportNotes
     if _API.marks["boxes_output"] in outputs:
         return {**fields, **_API.fields, **_API.marks}
     if sorted(each.rank or 0 for each in outputs.values()) == [3, 4]:  # a combined output, and prototypes of masks
-        raise ModelError(
-            f"model {folder}: expected a model that detects, its outputs are those of one that segments: boxes and masks"
-        )
-    if detr := _match_detr(outputs, given, len(known["class_names"]), folder):
+        raise ValueError("expected a model that detects, its outputs are those of one that segments: boxes and masks")
+    if detr := _match_detr(outputs, given, len(known["class_names"])):
         if any_size and "resize" not in given:
-            raise ModelError(f"model {folder}: takes images of any size, which DETR makes smaller before; set model.input_hw")
+            raise ValueError("takes images of any size, which DETR makes smaller before; set model.input_hw")
         return {**fields, **detr}
-    return {**fields, **(_match_yolo_nas(outputs, known["input_hw"]) or _match_combined(signature, known, given, folder))}
+    return {**fields, **(_match_yolo_nas(outputs, known["input_hw"]) or _match_combined(signature, known, given))}
 
 
-def _match_detr(outputs: Mapping[str, Tensor], given: Mapping[str, Any], classes: int, folder: str) -> dict[str, Any]:
+def _match_detr(outputs: Mapping[str, Tensor], given: Mapping[str, Any], classes: int) -> dict[str, Any]:
     """Fields of DETR and its kin, by the names of their outputs; empty for others."""
     scores = next((name for name in ("logits", "pred_logits") if name in outputs), "")
     shape = outputs[scores].shape if scores else None
@@ -232,8 +223,8 @@ def _match_detr(outputs: Mapping[str, Tensor], given: Mapping[str, Any], classes
         normalisation = "imagenet" if activation == "softmax" else normalisation
     activation, normalisation = given.get("score_activation", activation), given.get("normalisation", normalisation)
     if not activation or normalisation is None:
-        raise ModelError(
-            f"model {folder}: its outputs '{scores}' {(many, logits)} and 'pred_boxes' are those of DETR (softmax, imagenet), "
+        raise ValueError(
+            f"its outputs '{scores}' {(many, logits)} and 'pred_boxes' are those of DETR (softmax, imagenet), "
             "Deformable DETR (sigmoid, imagenet) or RT-DETR (sigmoid, ''); set model.score_activation and model.normalisation"
         )
     named = {"boxes_output": "pred_boxes", "scores_output": scores}
@@ -252,7 +243,7 @@ def _match_yolo_nas(outputs: Mapping[str, Tensor], input_hw: tuple[int, int]) ->
     return {**_YOLO_NAS.fields, **_YOLO_NAS.marks, "boxes_output": boxes[0], "scores_output": scores[0]}
 
 
-def _match_combined(signature: Signature, known: Mapping[str, Any], given: Mapping[str, Any], folder: str) -> dict[str, Any]:
+def _match_combined(signature: Signature, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a YOLO that has boxes and confidences in one output, the only one, or by the config; empty for others."""
     outputs = signature.outputs
     shapes = [spec.shape or () for spec in outputs.values()]
@@ -263,14 +254,14 @@ def _match_combined(signature: Signature, known: Mapping[str, Any], given: Mappi
     shape = outputs[name].shape or (None, None, None)
     layout = known.get("packed_layout") or layout_of((shape[1], shape[2]), known["input_hw"], len(known["class_names"]))
     if not layout:
-        raise ModelError(
-            f"model {folder}: the one output '{name}' {shape} has all that is said of M boxes and C classes, but its shape alone "
+        raise ValueError(
+            f"the one output '{name}' {shape} has all that is said of M boxes and C classes, but its shape alone "
             f"does not tell how; set model.class_names, or model.packed_layout to {' or '.join(_LAYOUTS)}"
         )
     family = next(each for each in FAMILIES if each.marks == {"packed_layout": layout})
     if layout == "M,4+C" and shape[1] not in grid_sizes(known["input_hw"], 1):
         family = _BEST_300
-    elif layout == "M,4+C" and shape[1] is None and signature.picks_rows:
+    elif layout == "M,4+C" and shape[1] is None and signature.has_boolean_mask:
         family = _PICKED
     return {**family.fields, **family.marks, "boxes_output": name, "scores_output": name}
 
@@ -283,35 +274,28 @@ def layout_of(sizes: tuple[int | None, int | None], input_hw: tuple[int, int], c
       input_hw: Height and width of the model's input, pixels.
       classes: How many classes the model has; 0 if unknown.
     """
-    fitting = _fitting(sizes, classes, grid_sizes(input_hw, 1), grid_sizes(input_hw, 3))
+    first, last = sizes
+    single, triple = grid_sizes(input_hw, 1), grid_sizes(input_hw, 3)
+    shapes: tuple[tuple[JoinedLayout, int | None, int | None, int, set[int | None]], ...] = (
+        ("4+C,M", last, first, 4, single),
+        ("M,4+C", first, last, 4, single),
+        ("M,5+C", first, last, 5, single | triple),
+    )
+    wide = {
+        layout: many in numbers
+        for layout, many, width, least, numbers in shapes
+        if width is not None and (width == least + classes if classes else width > least)
+    }
+    fitting = [layout for layout, is_grid in wide.items() if is_grid]
+    if last == 6 and (first is None or first not in single | triple):
+        fitting.append("M,6")
     if not fitting and classes:  # other strides, or only the best few candidates: the width must tell
-        fitting = _fitting(sizes, classes, {*sizes}, {*sizes})
+        fitting = [*wide]
     return fitting[0] if len(fitting) == 1 else ""
 
 
-def _fitting(
-    sizes: tuple[int | None, int | None], classes: int, single: set[int | None], triple: set[int | None]
-) -> list[JoinedLayout]:
-    """The layouts that match a shape; `single`, `triple`: possible numbers of boxes with one or three for each cell."""
-    first, last = sizes
-    found: list[JoinedLayout] = []
-    if last in single and _is_wide_as(first, 4, classes):
-        found.append("4+C,M")
-    if first in single and _is_wide_as(last, 4, classes):
-        found.append("M,4+C")
-    if first in single | triple and _is_wide_as(last, 5, classes):
-        found.append("M,5+C")
-    if last == 6 and (first is None or first not in single | triple):
-        found.append("M,6")
-    return found
-
-
-def _is_wide_as(width: int | None, without_classes: int, classes: int) -> bool:
-    return width is not None and (width == without_classes + classes if classes else width > without_classes)
-
-
 def measure(
-    signature: Signature, metadata: DetectorMetadata, given: Mapping[str, Any], known: Mapping[str, Any], folder: str
+    signature: Signature, metadata: DetectorMetadata, given: Mapping[str, Any], known: Mapping[str, Any]
 ) -> DetectorMetadata:
     """The metadata with what only the model's outputs for an image of noise show.
 
@@ -320,54 +304,36 @@ def measure(
       metadata: What is known of it.
       given: The part that the config says.
       known: The part that its shapes show.
-      folder: The SavedModel, for messages.
 
     Raises:
-      ModelError: Its outputs are not those of its family, or show no units.
+      ValueError: Its outputs are not those of its family, or show no units.
     """
-    if known.get("letterbox_rule") == "super_gradients" and not {"box_format", "box_units"} & {*given}:
-        _check_yolo_nas(signature, metadata, folder)
-    if not metadata.packed_layout:
+    is_yolo_nas = known.get("letterbox_rule") == "super_gradients" and not {"box_format", "box_units"} & {*given}
+    if not is_yolo_nas and not metadata.packed_layout:
         return metadata
-    rows = _probe_with_noise(signature, metadata)[metadata.boxes_output]
+    spec = signature.inputs[metadata.input_name]
+    noise = np.random.default_rng(0).uniform(*metadata.value_range, ((spec.shape or (None,))[0] or 1, *metadata.input_hw, 3))
+    rows = signature.run({metadata.input_name: noise.astype(spec.dtype)})[metadata.boxes_output]
+    if is_yolo_nas:
+        boxes = rows.reshape(-1, 4)
+        if (boxes[:, 2:] >= boxes[:, :2]).all(axis=1).mean() < _IN_ORDER or np.median(np.abs(boxes)) <= _LARGEST_SHARE:
+            raise ValueError(
+                f"has one box a cell in '{metadata.boxes_output}', but no corners in pixels as YOLO-NAS has; "
+                "set model.box_format, model.box_units, model.resize and model.nms"
+            )
+        return metadata
     rows = np.swapaxes(rows, 1, 2) if metadata.packed_layout == "4+C,M" else rows
     confidences = rows[..., 4:5] if metadata.packed_layout == "M,6" else rows[..., 4:]
     if not metadata.score_activation and ((confidences < -_ROUNDED) | (confidences > 1 + _ROUNDED)).any():
-        raise ModelError(
-            f"model {folder}: some numbers behind the boxes in '{metadata.boxes_output}' are no confidences in 0..1: masks, key "
-            "points and angles are not supported; if they are logits, set model.score_activation"
+        raise ValueError(
+            f"some numbers behind the boxes in '{metadata.boxes_output}' are no confidences in 0..1: masks, key points and "
+            "angles are not supported; if they are logits, set model.score_activation"
         )
     if "box_format" not in given:
         found = {field: value for field, value in _match_yolox(metadata, rows).items() if field not in given}
         if found:
             return dataclasses.replace(metadata, **found)
-    if "box_units" in {**given, **known}:
-        return metadata
-    units = _measured_units(rows, metadata)
-    if units is None:
-        raise ModelError(
-            f"model {folder}: it answers no boxes to an image of noise, so their units stay unknown; "
-            "set model.box_units to norm or pixels"
-        )
-    return dataclasses.replace(metadata, box_units=units)
-
-
-def _probe_with_noise(signature: Signature, metadata: DetectorMetadata) -> Arrays:
-    spec = signature.inputs[metadata.input_name]
-    batch = (spec.shape or (None,))[0] or 1
-    noise = np.random.default_rng(0).uniform(*metadata.value_range, (batch, *metadata.input_hw, 3))
-    return signature.run({metadata.input_name: noise.astype(spec.dtype)})
-
-
-def _check_yolo_nas(signature: Signature, metadata: DetectorMetadata, folder: str) -> None:
-    """Checks that the boxes are corners in pixels."""
-    boxes = _probe_with_noise(signature, metadata)[metadata.boxes_output].reshape(-1, 4)
-    in_order = ((boxes[:, 2:] >= boxes[:, :2]).all(axis=1)).mean()
-    if in_order < _IN_ORDER or np.median(np.abs(boxes)) <= _LARGEST_SHARE:
-        raise ModelError(
-            f"model {folder}: has one box a cell in '{metadata.boxes_output}', but no corners in pixels as YOLO-NAS has; "
-            "set model.box_format, model.box_units, model.resize and model.nms"
-        )
+    return metadata if "box_units" in {**given, **known} else dataclasses.replace(metadata, box_units=_units(rows, metadata))
 
 
 def _match_yolox(metadata: DetectorMetadata, rows: np.ndarray) -> dict[str, Any]:
@@ -382,8 +348,8 @@ def _match_yolox(metadata: DetectorMetadata, rows: np.ndarray) -> dict[str, Any]
     return {} if in_shares or is_yolov6 else {**_YOLOX.fields, **_YOLOX.marks}
 
 
-def _measured_units(rows: np.ndarray, metadata: DetectorMetadata) -> BoxUnits | None:
-    """The units of a model's boxes by its rows for noise; None if it returns no boxes.
+def _units(rows: np.ndarray, metadata: DetectorMetadata) -> BoxUnits:
+    """The units of a model's boxes by its rows for noise.
 
     Candidates without suppression lie all over the input, and a suppressed output has its best few even at low confidences. So
     their median is far above 2 in pixels, and below 2 in shares.
@@ -392,5 +358,7 @@ def _measured_units(rows: np.ndarray, metadata: DetectorMetadata) -> BoxUnits | 
     largest = np.abs(corners_or_centre).max(axis=-1)
     seen = largest[np.isfinite(largest) & (largest > 0)]  # unused rows are zeros
     if not seen.size:
-        return None
+        raise ValueError(
+            "it answers no boxes to an image of noise, so their units stay unknown; set model.box_units to norm or pixels"
+        )
     return "norm" if np.median(seen) <= _LARGEST_SHARE else "pixels"

@@ -1,7 +1,7 @@
-"""Golden images: a few images inside a SavedModel, with the detections of a trusted version that a new version must repeat.
+"""Checks of a version before it is used: it must not fail on its warm-up requests, and must find what its golden images show.
 
-`assets.extra/golden/` has the images and `detections.jsonl`: a row for each, as a job writes it, with its thresholds.
-`detect-objects golden` writes the folder.
+`assets.extra/golden/` inside a model has a few images and `detections.jsonl`: the detections of a trusted version, a row for each
+image, as a job writes it, with its thresholds. `detect-objects golden` writes the folder.
 """
 
 from __future__ import annotations
@@ -9,17 +9,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from models.evaluate.agreement import compare
 from models.evaluate.detection_rows import read_rows
 from pipeline.config import DetectConfig
+from pipeline.detect.batcher import Batcher
+from pipeline.detect.versions import first_line
+from pipeline.errors import ModelError
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, detection_row
 
 GOLDEN = "assets.extra/golden"
 ROWS = "detections.jsonl"
-_TOGETHER = 4  # images in hand at once
 
 DetectIn = Callable[[Sequence[ImageRef | EncodedImage]], Sequence[DetectedImage | DeadLetter]]
 """Detects with a version, from encoded images."""
@@ -44,20 +48,26 @@ class GoldenImage:
     iou_threshold: float
 
 
-def read_golden(local: str) -> tuple[GoldenImage, ...]:
-    """Reads the golden images of a SavedModel on this machine.
+def read_golden(local: str, folder: str) -> tuple[GoldenImage, ...]:
+    """Reads the golden images of a model.
+
+    Args:
+      local: Its files on this machine.
+      folder: Its name in messages.
 
     Raises:
-      ValueError: They are malformed; the message is one line.
-      OSError: An image is missing.
+      ModelError: They are malformed, or an image or the file of rows is missing.
     """
-    folder = os.path.join(local, GOLDEN)
-    rows = os.path.join(folder, ROWS)
-    if not os.path.isfile(rows):
+    golden = os.path.join(local, GOLDEN)
+    rows = os.path.join(golden, ROWS)
+    if not os.path.isdir(golden):
         return ()
-    read_rows(rows)  # its errors name the line
-    with open(rows, encoding="utf-8") as file:
-        return tuple(_golden_image(folder, json.loads(line)) for line in file if line.strip())
+    try:
+        read_rows(rows)  # its errors name the line
+        with open(rows, encoding="utf-8") as file:
+            return tuple(_golden_image(golden, json.loads(line)) for line in file if line.strip())
+    except (OSError, ValueError) as err:
+        raise ModelError(f"model {folder}: {GOLDEN} cannot be read: {first_line(err)}; repair or remove it") from err
 
 
 def _golden_image(folder: str, row: Mapping[str, Any]) -> GoldenImage:
@@ -70,6 +80,22 @@ def _golden_image(folder: str, row: Mapping[str, Any]) -> GoldenImage:
         raise ValueError(f"expected score_threshold and iou_threshold in each row of {ROWS}, not so that of {name}") from err
     with open(os.path.join(folder, name), "rb") as file:
         return GoldenImage(name, file.read(), row, *thresholds)
+
+
+def failing_request(requests: Sequence[bytes | np.ndarray], engine: Batcher, detect_in: DetectIn) -> str | None:
+    """Why a version fails a request of its warm-up file; None if it passes, or has none.
+
+    An encoded image goes through the whole detector, an array through the model alone.
+    """
+    for request in requests:
+        if isinstance(request, bytes):
+            found = detect_in([EncodedImage(ImageRef("warm-up request"), request)])
+            failures = [result.message for result in found if isinstance(result, DeadLetter)]
+        else:
+            failures = [str(part.error) for part in engine.run(request) if part.error]
+        if failures:
+            return f"fails on a request of its warm-up file: {failures[0]}"
+    return None
 
 
 def disagreement(golden: Sequence[GoldenImage], detect_in: DetectIn, detect: DetectConfig) -> str | None:
@@ -85,7 +111,8 @@ def disagreement(golden: Sequence[GoldenImage], detect_in: DetectIn, detect: Det
     if not golden or not detect.min_agreement:
         return None
     expected, found = [], []
-    for image, result in zip(golden, _results(golden, detect_in), strict=True):
+    results = detect_in([EncodedImage(ImageRef(image.name), image.content) for image in golden])
+    for image, result in zip(golden, results, strict=True):
         if isinstance(result, DeadLetter):
             return f"fails on its golden image {image.name}: {result.message}"
         least = max(detect.score_threshold, image.score_threshold)
@@ -101,15 +128,11 @@ def disagreement(golden: Sequence[GoldenImage], detect_in: DetectIn, detect: Det
         return None
     with_objects = [n for n in range(len(golden)) if expected[n]["detections"] or found[n]["detections"]]
     worst = min(with_objects, key=lambda n: compare([found[n]], [expected[n]])["agreement"])
+    thresholds = f"made at iou_threshold {golden[worst].iou_threshold}, here {detect.iou_threshold}"
     return (
         f"its agreement with its golden images is {agreement:.3f}, expected {detect.min_agreement} or more (min_agreement); "
-        f"it differs most in {golden[worst].name}{_other_suppression(golden, detect)}"
+        f"it differs most in {golden[worst].name}, {thresholds}"
     )
-
-
-def _results(golden: Sequence[GoldenImage], detect_in: DetectIn) -> Iterator[DetectedImage | DeadLetter]:
-    for first in range(0, len(golden), _TOGETHER):
-        yield from detect_in([EncodedImage(ImageRef(one.name), one.content) for one in golden[first : first + _TOGETHER]])
 
 
 def _let_through(row: Mapping[str, Any], score_threshold: float, detect: DetectConfig) -> dict[str, Any]:
@@ -122,11 +145,3 @@ def _let_through(row: Mapping[str, Any], score_threshold: float, detect: DetectC
         best = {tuple(one["box_xyxy"]): one for one in reversed(wanted)}
         wanted = sorted(best.values(), key=lambda one: -one["confidence"])
     return {"image": row["image"], "detections": wanted[: detect.max_detections]}
-
-
-def _other_suppression(golden: Sequence[GoldenImage], detect: DetectConfig) -> str:
-    thresholds = {image.iou_threshold for image in golden}
-    if thresholds == {detect.iou_threshold}:
-        return ""
-    made_at = " and ".join(map(str, sorted(thresholds)))
-    return f"; they were made at iou_threshold {made_at}, this job has {detect.iou_threshold}"

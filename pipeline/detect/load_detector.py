@@ -7,20 +7,19 @@ import threading
 import time
 
 from pipeline.config import DetectConfig, ModelConfig, ReadConfig
-from pipeline.detect.canary_watcher import say_unwatched
 from pipeline.detect.detections import check_classes
 from pipeline.detect.detector import Detector
 from pipeline.detect.load_model import load
 from pipeline.detect.loaded_model import LoadedModel, LoadModel
 from pipeline.detect.model_watcher import ModelWatcher
-from pipeline.detect.process_memory import spare_modules
-from pipeline.detect.versions import Version, is_watchable, wanted
+from pipeline.detect.process_memory import freeze_gc
+from pipeline.detect.versions import Version, is_watchable, resolve_versions
 from pipeline.errors import ModelError
 from pipeline.limits import MEMORY, resident_bytes
 from pipeline.stats.process import PROCESS
 
 _ROOM_MB = 64  # for a few decoded images and their batch
-_TRIED = 2  # versions at the start: the newest and the one before it
+_TRIED = 2  # the newest version and the one before it, so that a bad release does not keep a worker from starting
 
 _loading = threading.Lock()
 _detectors: dict[tuple[ModelConfig | LoadModel, DetectConfig, int, ReadConfig], Detector] = {}
@@ -40,7 +39,7 @@ def shared_detector(
             if key not in _detectors:
                 detector = load_detector(*key)
                 PROCESS.model = detector
-                spare_modules()
+                freeze_gc()
                 _detectors[key] = detector
     return _detectors[key]
 
@@ -71,16 +70,9 @@ def load_detector(
         loaded = model(detect)
         return _checked(loaded, f"model {loaded.metadata.name}", detect, samples, read)
     if not is_watchable(model):
-        detector = _checked(load(model, detect), f"model {model.path}", detect, samples, read)
-        say_unwatched(model, detect, detector)
-        return detector
-    return _watching(model, detect, samples, read)
-
-
-def _watching(model: ModelConfig, detect: DetectConfig, samples: int, read: ReadConfig | None) -> Detector:
-    """Falls back to the version before, so that a bad release does not keep a worker from starting."""
+        return _checked(load(model, detect), f"model {model.path}", detect, samples, read)
     refused: dict[Version, ModelError] = {}
-    found = wanted(model.path, model.model_version)
+    found = resolve_versions(model.path, model.model_version)
     for version in found[:_TRIED]:
         alone = dataclasses.replace(model, path=version.folder, model_version=None)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import glob
 import importlib.util
@@ -11,15 +12,14 @@ from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect import tensorflow_setup
 from pipeline.detect.batcher import Batcher
-from pipeline.detect.engine import ModelFailed, OpenedModel, OutOfMemory
-from pipeline.detect.engines import opener_of
-from pipeline.detect.golden import GOLDEN, GoldenImage, read_golden
-from pipeline.detect.loaded_model import LoadedModel, Memory
+from pipeline.detect.engine import ModelFailed, OpenedModel, OutOfMemory, opener_of
+from pipeline.detect.golden import GoldenImage, read_golden
+from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.onnx_file import onnx_file
-from pipeline.detect.process_memory import return_free_memory
-from pipeline.detect.remote_server import check_engine
+from pipeline.detect.process_memory import trim_memory
+from pipeline.detect.remote_engine import check_engine
 from pipeline.detect.saved_model import described_signature, local_copy
-from pipeline.detect.versions import files_of, first_line, is_onnx, is_remote, lacking, locate
+from pipeline.detect.versions import files_of, is_remote, resolve_versions
 from pipeline.errors import ModelError
 from pipeline.limits import NVIDIA_DEVICES
 
@@ -39,28 +39,29 @@ def load(model: ModelConfig, detect: DetectConfig, *, beside: bool = False) -> L
     check_engine(model, detect.engine)
     before = tensorflow_setup.memory_in_use()
     if is_remote(model.path):
-        opened = opener_of(detect.engine)("", model.path, model, detect)
-        return _warm(opened, model.path, opened.version, (), detect, beside=beside)
-    folder, version = locate(model.path, model.model_version)
-    files = files_of(folder)
-    if missing := lacking(files):
-        raise ModelError(f"model {folder}: lacks {missing}; copy it whole, then start again")
-    notes: tuple[str, ...] = ()
-    if is_onnx(files) and detect.engine == "tensorflow":
+        opened = _open("", model.path, model, detect)
+        return _warm(opened, model.path, opened.version, (), beside=beside, timeout_ms=detect.batch_timeout_ms)
+    version = resolve_versions(model.path, model.model_version)[0]
+    folder, notes = version.folder, tuple[str, ...]()
+    if version.is_onnx and detect.engine == "tensorflow":
         detect = dataclasses.replace(detect, engine=_engine_for_onnx(detect))
         notes = (f"model {folder} is an ONNX file: it runs in {detect.engine}",)
-    open_model = opener_of(detect.engine)
     with local_copy(folder) as local:
-        golden = _golden_in(local, folder)
-        opened = open_model(local, folder, model, detect)
-    if files_of(folder) != files:
+        golden = read_golden(local, folder)
+        opened = _open(local, folder, model, detect)
+    if files_of(folder) != version.files:
         opened.engine.close()
         raise ModelError(f"model {folder}: its files changed while it was loaded; start again once it is copied")
-    loaded = _warm(opened, folder, version, golden, detect, beside=beside)
-    weights = sum(file.size_bytes for file in files)
-    working = max(0, tensorflow_setup.memory_in_use() - before - weights)
-    memory = Memory(weights, working, tensorflow_setup.gpu_bytes(detect))
-    return dataclasses.replace(loaded, memory=memory, notes=(*notes, *loaded.notes))
+    loaded = _warm(opened, folder, version.name, golden, beside=beside, timeout_ms=detect.batch_timeout_ms)
+    taken = max(tensorflow_setup.memory_in_use() - before, version.size_bytes)
+    return dataclasses.replace(loaded, memory_bytes=taken, notes=(*notes, *loaded.notes))
+
+
+def _open(local: str, folder: str, model: ModelConfig, detect: DetectConfig) -> OpenedModel:
+    try:
+        return opener_of(detect.engine)(local, folder, model, detect)
+    except (ModelFailed, OutOfMemory) as err:
+        raise ModelError(f"model {folder}: fails on a blank image: {err}") from err
 
 
 def _engine_for_onnx(detect: DetectConfig) -> str:
@@ -79,27 +80,28 @@ def recognised(local: str, folder: str, model: ModelConfig) -> DetectorMetadata:
     """
     if not onnx_file(local):
         return described_signature(local, folder, model, DetectConfig())[2]
-    engine = _engine_for_onnx(DetectConfig())
-    opened = opener_of(engine)(local, folder, model, DetectConfig(engine=engine))
+    opened = _open(local, folder, model, DetectConfig(engine=_engine_for_onnx(DetectConfig())))
     opened.engine.close()
     return opened.described or opened.metadata
 
 
-def _golden_in(local: str, folder: str) -> tuple[GoldenImage, ...]:
-    try:
-        return read_golden(local)
-    except (OSError, ValueError) as err:
-        raise ModelError(f"model {folder}: {GOLDEN} cannot be read: {first_line(err)}; repair or remove it") from err
-
-
 def _warm(
-    opened: OpenedModel, folder: str, version: str, golden: tuple[GoldenImage, ...], detect: DetectConfig, *, beside: bool
+    opened: OpenedModel, folder: str, version: str, golden: tuple[GoldenImage, ...], *, beside: bool, timeout_ms: float
 ) -> LoadedModel:
-    """An opened model behind a batcher, warm."""
-    batcher = Batcher(opened.engine, opened.metadata.graph_hw, detect.batch_timeout_ms)
-    return_free_memory(circles=True)  # opening took several times the model
+    """An opened model behind a batcher, warm. A model that mixes the images of a batch gets one at a time, with a note."""
+    batcher = Batcher(opened.engine, opened.metadata.graph_hw, timeout_ms)
+    trim_memory(collect_garbage=True)  # opening took several times the model
+    notes: tuple[str, ...] = ()
     try:
-        notes = _isolate_if_mixing(batcher, opened, folder)
+        with contextlib.suppress(OutOfMemory):  # the warm-up finds the batch size that fits
+            if batcher.batch_sizes != (1,) and (opened.mixes or batcher.mixes_images()):
+                size = opened.batch or 1
+                batcher.isolate(size)
+                mixes = (
+                    "picks rows of a whole batch, which would mix its images" if opened.mixes else "mixes the images of a batch"
+                )
+                notes = (f"model {folder} {mixes}: it gets one image at a time (batch size {size})",)
+                print(notes[0], file=sys.stderr)
         batcher.warm_up(at_once=not beside or tensorflow_setup.uses_gpu())
     except (ModelFailed, OutOfMemory) as err:
         batcher.close()
@@ -107,20 +109,5 @@ def _warm(
     except BaseException:
         batcher.close()
         raise
-    return_free_memory()
+    trim_memory()
     return LoadedModel(opened.metadata, version, batcher, opened.warmup_requests, golden, notes=notes)
-
-
-def _isolate_if_mixing(batcher: Batcher, opened: OpenedModel, folder: str) -> tuple[str, ...]:
-    """Gives a model that mixes the images of a batch one at a time; returns a note of it."""
-    try:
-        if batcher.batch_sizes == (1,) or not (opened.mixes or batcher.mixes_images()):
-            return ()
-    except OutOfMemory:
-        return ()  # the warm-up finds the batch size that fits
-    size = opened.batch or 1
-    batcher.isolate(size)
-    mixes = "picks rows of a whole batch, which would mix its images" if opened.mixes else "mixes the images of a batch"
-    note = f"model {folder} {mixes}: it gets one image at a time (batch size {size})"
-    print(note, file=sys.stderr)
-    return (note,)

@@ -1,36 +1,38 @@
 """Polls a folder of model versions while a job runs: loads, warms and checks the wanted version, then swaps it in.
 
-Each process polls for itself, so between two polls processes may use different versions; rows name the version.
+The version that `labels.json` calls canary runs beside it as a shadow. Each process polls for itself, so between two polls
+processes may use different versions; rows name the version.
 """
 
 from __future__ import annotations
 
 import atexit
 import dataclasses
-import functools
+import itertools
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect import saved_model
-from pipeline.detect.canary_watcher import CanaryWatcher
-from pipeline.detect.check_model import incompatible, other_name
 from pipeline.detect.detections import check_classes
 from pipeline.detect.detector import Detector
 from pipeline.detect.load_model import load
-from pipeline.detect.loaded_model import LoadedModel, Memory
-from pipeline.detect.versions import Version, wanted
+from pipeline.detect.loaded_model import LoadedModel
+from pipeline.detect.tensorflow_setup import gpu_bytes
+from pipeline.detect.versions import LABELS, Version, choose, folder_of, labels_in, versions_in
 from pipeline.errors import ModelError
 from pipeline.limits import MEMORY
+from pipeline.stats.canary import CanaryStats
 
+_CANARY = "canary"
 _END_SECONDS = 60.0
 
 
 class ModelWatcher:
-    """Keeps the wanted version in use.
+    """Keeps the wanted version and the labelled canary in use.
 
     Args:
       model: The model, whose path is a folder of versions.
@@ -52,26 +54,28 @@ class ModelWatcher:
         refused: Mapping[Version, ModelError] | None = None,
     ):
         self._model = model
+        self._folder = folder_of(model.path)
         self._detect = detect
         self._detector = detector
-        self._refused: set[Version] = set()
         self._in_use = in_use
         self._before = {in_use, *others}  # of the last poll
+        self._refused: set[Version] = set()
         self._said = ""
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch the model", daemon=True)
         self._counts: Counter[str] = Counter()
         self._counting = threading.Lock()
-        count_refusal = functools.partial(self._count, "refusals")
-        self._canary = CanaryWatcher(
-            model, detect, detector, load=self._loaded, check_name=self._check_name, count_refusal=count_refusal, say=_say
-        )
         for version, err in (refused or {}).items():
-            self._refuse(version, str(err))
+            self._refuse(version, err, f"version {version.name} is refused, version {in_use.name} stays")
 
     def start(self) -> None:
-        """Starts the polling thread."""
-        self._canary.announce()
+        """Prints why there is no canary yet, and starts the polling thread."""
+        try:
+            versions = versions_in(self._folder)
+            self._poll_canary(versions, before=set())
+            self._before |= {*versions.values()}
+        except Exception as err:  # noqa: BLE001  the next poll may reach storage
+            self._say_once(str(err))
         atexit.register(self.close)  # a thread that loads a model while the interpreter ends may crash it
         self._thread.start()
 
@@ -88,146 +92,168 @@ class ModelWatcher:
             counts, self._counts = self._counts, Counter()
         return counts
 
-    def look(self) -> None:
-        """Polls once, for the wanted version and for the canary."""
-        self._look_for_wanted()
-        self._canary.look()
+    def poll(self) -> None:
+        """Looks once for the wanted version and for the canary.
 
-    def _look_for_wanted(self) -> None:
-        """Skips a version without a manifest whose files changed since the last poll: another process may be writing them."""
-        before = self._before
-        candidates = wanted(self._model.path, self._model.model_version)
-        self._before = set(candidates)
-        for version in candidates:
-            if version.name == self._detector.model.version:
-                break
-            if (version.is_whole or version in before) and version not in self._refused and self._take(version):
-                break
-        if not self._detector.in_use.is_lent:  # it made way for another one, and could not be loaded again
-            old = self._detector.model
-            self._detector.swap(self._loaded_again(old))
-            _say(f"model {old.metadata.name}: version {old.version} is in use again")
+        A version without a manifest is used once two polls have found the same files: another process may be writing them.
+        """
+        before, versions = self._before, versions_in(self._folder)
+        self._before = set(versions.values())
+        try:
+            self._poll_wanted(versions, before)
+        finally:
+            if not self._detector.in_use.is_lent:  # it made way for another one that cannot be used
+                self._reload()
+        self._poll_canary(versions, before)
 
     def _watch(self) -> None:
         while not self._end.wait(self._model.model_poll_s):
             try:
-                self.look()
+                self.poll()
             except Exception as err:  # noqa: BLE001  the job continues while storage fails
-                text = f"{err}; version {self._detector.model.version} stays"
-                if text != self._said:
-                    _say(text)
-                self._said = text
+                self._say_once(f"{err}; version {self._detector.model.version} stays")
             else:
                 self._said = ""
 
-    def _take(self, version: Version) -> bool:
+    def _poll_wanted(self, versions: Mapping[int, Version], before: set[Version]) -> None:
+        for version in choose(self._folder, versions, self._model.model_version):
+            if version.name == self._detector.model.version:
+                break
+            if (version.manifest or version in before) and version not in self._refused and self._switch_to(version):
+                break
+
+    def _switch_to(self, version: Version) -> bool:
         """Swaps a version in; False if it is refused, or its files changed meanwhile."""
-        started, old = time.monotonic(), self._detector.model
-        self._canary.end()
+        began, old = time.monotonic(), self._detector.model
+        self._end_canary()
+        has_room = self._has_room(version)
+        if not has_room:
+            self._detector.in_use.unload()
         try:
-            self._check_name(version)
-            memory = self._memory_of(version)
-            waited = "" if self._has_room(memory) else self._exchange(version, memory)
-            if not waited:
-                self._detector.swap(self._started(version, memory))
+            self._detector.swap(self._load(version))
         except ModelError as err:
-            if not self._end.is_set() and self._is_still_there(version):  # else the version is not to blame
-                self._refuse(version, str(err))
+            if version in versions_in(self._folder).values():  # else the version is not to blame
+                self._refuse(version, err, f"version {version.name} is refused, version {old.version} stays")
             return False
         self._count("swaps")
         self._in_use = version
-        seconds = time.monotonic() - started
-        _say(f"model {old.metadata.name}: version {old.version} -> {version.name}, loaded in {seconds:.1f} s{waited}")
+        waited = "" if has_room else "; images waited meanwhile, since memory has no room for two versions"
+        self._say(f"version {old.version} -> {version.name}, loaded in {time.monotonic() - began:.1f} s{waited}")
         return True
 
-    def _loaded(self, version: Version) -> LoadedModel | None:
-        """Loads a version to run beside the one in use; None if the watch was closed meanwhile."""
+    def _reload(self) -> None:
+        """Loads the version again that made way for another one."""
+        old = self._detector.model
         try:
-            self._check_name(version)
-            memory = self._memory_of(version)
-            if not self._has_room(memory):
-                current = self._detector.model.version
-                raise ModelError(f"model {version.folder}: memory has no room for it beside version {current}")
-            return self._started(version, memory)
-        except ModelError:
-            if self._end.is_set():
-                return None
-            raise
-
-    def _memory_of(self, version: Version) -> Memory:
-        """Estimates a version's memory: its own weights, and the working memory that the version in use took."""
-        return self._detector.model.memory._replace(weights_bytes=version.size_bytes)
-
-    def _has_room(self, memory: Memory) -> bool:
-        set_mb, both = self._model.model_memory_mb, memory.used_bytes + self._detector.model.memory.used_bytes
-        limit = set_mb * 1_000_000 if set_mb else memory.limit_bytes
-        return (limit is None or both <= limit) and memory.used_bytes <= MEMORY.room_bytes()
-
-    def _exchange(self, version: Version, memory: Memory) -> str:
-        """Closes the version in use before it starts the next one; images wait meanwhile.
-
-        Returns:
-          A note for the user.
-
-        Raises:
-          ModelError: The next version is refused; the old one is in use again.
-        """
-        began, old = time.monotonic(), self._detector.model
-        self._detector.in_use.unload()
-        try:
-            self._detector.swap(self._started(version, memory))
-        except Exception as err:
-            self._detector.swap(self._loaded_again(old))
-            waited = f"images waited for {time.monotonic() - began:.1f} s, since memory has no room for two"
-            raise ModelError(f"{err}; {waited}") from err
-        return f"; images waited for {time.monotonic() - began:.1f} s of them, since memory has no room for two versions"
-
-    def _loaded_again(self, old: LoadedModel) -> LoadedModel:
-        alone = dataclasses.replace(self._model, path=self._in_use.folder, model_version=None)
-        try:
-            return dataclasses.replace(load(alone, self._detect), memory=old.memory)
+            loaded = load(self._config_of(self._in_use), self._detect)
         except ModelError as err:
             self._detector.in_use.fail_pending(f"{err}; it was in use, and made way for another version that cannot be used")
             raise
+        self._detector.swap(dataclasses.replace(loaded, memory_bytes=old.memory_bytes))
+        self._say(f"version {old.version} is in use again; images waited, since memory has no room for two versions")
 
-    def _started(self, version: Version, memory: Memory) -> LoadedModel:
-        """Loads and checks a version, on this thread."""
-        alone = dataclasses.replace(self._model, path=version.folder, model_version=None)
-        loaded = dataclasses.replace(load(alone, self._detect, beside=True), memory=memory)
+    def _poll_canary(self, versions: Mapping[int, Version], before: set[Version]) -> None:
+        number = labels_in(self._folder).get(_CANARY) if self._detect.canary_share else None
+        version = None if number is None else versions.get(number)
+        current, running = self._detector.model.version, self._detector.canary
+        if running and (version is None or running.model.version != version.name):
+            self._end_canary()
+        if number is None:
+            self._detector.no_canary = None
+        elif version is None or version.missing:
+            self._note_canary(number, f"{LABELS} calls it canary, and it is not there")
+        elif version.name == current:
+            self._note_canary(
+                number, f"{LABELS} calls it canary, and it is in use; --model-version names another one to be in use"
+            )
+        elif self._detector.canary or version in self._refused:
+            pass
+        elif version not in before:
+            self._note_canary(number, "it is not loaded yet")
+        elif not self._has_room(version):
+            self._note_canary(number, f"memory has no room for it beside version {current}")
+        else:
+            self._try_canary(version)
+
+    def _try_canary(self, version: Version) -> None:
         try:
-            if self._end.is_set():
-                raise ModelError(f"model {version.folder}: the job ended while it was loaded")
+            loaded = self._load(version)
+        except ModelError as err:
+            self._refuse(version, err, f"canary {version.name} is refused")
+            self._detector.no_canary = CanaryStats(version.name, self._detector.model.version, not_up=f"it is refused: {err}")
+            return
+        self._detector.no_canary = None
+        self._detector.try_canary(loaded)
+        self._say(f"canary {version.name} also gets {self._detect.canary_share:.1%} of the images")
+
+    def _end_canary(self) -> None:
+        """Stops the canary, if any; memory never holds three versions."""
+        if canary := self._detector.canary:
+            self._detector.use_canary(None)
+            self._say(f"the canary ends; {canary.figures().line()}")
+
+    def _note_canary(self, number: int, why: str) -> None:
+        """Keeps for the report why the canary gets no images, and prints it where that is new."""
+        note = CanaryStats(str(number), self._detector.model.version, not_up=why)
+        if note != self._detector.no_canary:
+            self._say(note.line())
+        self._detector.no_canary = note
+
+    def _has_room(self, version: Version) -> bool:
+        """Whether memory has room for a version beside the one in use; it is taken to need as much, or more by its files."""
+        current = self._detector.model.memory_bytes
+        needed = max(current, version.size_bytes)
+        limit = self._model.model_memory_mb * 1_000_000 if self._model.model_memory_mb else gpu_bytes(self._detect)
+        return (limit is None or current + needed <= limit) and needed <= MEMORY.room_bytes()
+
+    def _load(self, version: Version) -> LoadedModel:
+        """Loads and checks a version, on this thread."""
+        current = self._detector.model
+        loaded = load(self._config_of(version), self._detect, beside=True)
+        try:
             check_classes(self._detect.classes, loaded.metadata)
-            if misfit := incompatible(loaded.metadata, self._detector.model.metadata):
-                raise ModelError(f"model {version.folder}: {misfit}")
-            problem = self._detector.check(loaded)
-            if problem:
-                raise ModelError(f"model {version.folder}: {problem}")
+            problem = incompatible(loaded.metadata, current.metadata) or self._detector.check(loaded)
+            if problem or self._end.is_set():
+                raise ModelError(f"model {version.folder}: {problem or 'the job ended while it was loaded'}")
         except BaseException:
             loaded.engine.close()
             raise
-        return loaded
+        return dataclasses.replace(loaded, memory_bytes=max(current.memory_bytes, version.size_bytes))
 
-    def _check_name(self, version: Version) -> None:
-        """Refuses a version of another name before minutes go into loading it."""
-        name, _ = saved_model.name_and_version(dataclasses.replace(self._model, path=version.folder, model_version=None))
-        if problem := other_name(name, self._detector.model.metadata.name):
-            raise ModelError(f"model {version.folder}: {problem}")
+    def _config_of(self, version: Version) -> ModelConfig:
+        return dataclasses.replace(self._model, path=version.folder, model_version=None)
 
-    def _is_still_there(self, version: Version) -> bool:
-        return version in wanted(self._model.path, self._model.model_version)
-
-    def _refuse(self, version: Version, why: str) -> None:
+    def _refuse(self, version: Version, err: ModelError, said: str) -> None:
+        if self._end.is_set():  # the job ended while it was loaded
+            return
         self._refused.add(version)
         self._count("refusals")
-        current = self._detector.model
-        why = why.removeprefix(f"model {version.folder}: ")
-        _say(f"model {current.metadata.name}: version {version.name} is refused, version {current.version} stays: {why}")
+        self._say(f"{said}: {str(err).removeprefix(f'model {version.folder}: ')}")
 
     def _count(self, name: str) -> None:
         with self._counting:
             self._counts[name] += 1
 
+    def _say(self, text: str) -> None:
+        print(f"model {self._detector.model.metadata.name}: {' '.join(text.split())}", file=sys.stderr, flush=True)
 
-def _say(text: str) -> None:
-    print(" ".join(text.split()), file=sys.stderr, flush=True)
+    def _say_once(self, text: str) -> None:
+        if text != self._said:
+            print(" ".join(text.split()), file=sys.stderr, flush=True)
+        self._said = text
+
+
+def incompatible(new: DetectorMetadata, old: DetectorMetadata) -> str | None:
+    """Why rows of two versions would not fit together, in one line; None if they do.
+
+    The name and the meaning of each class number must stay; new classes may follow. The input may change.
+    """
+    if new.name != old.name:
+        return f"its name is {new.name}, that of the version in use is {old.name}; set model.name if they are one"
+    if old.class_names and len(new.class_names) < len(old.class_names):
+        return f"it has {len(new.class_names)} classes, the version in use has {len(old.class_names)}"
+    pairs = itertools.zip_longest(new.class_names, old.class_names)
+    for number, (now, before) in enumerate(pairs):
+        if before is not None and now != before:
+            return f"its class {number} is {now}, that of the version in use is {before}"
+    return None

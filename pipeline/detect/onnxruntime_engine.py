@@ -6,15 +6,12 @@ import glob
 import importlib.util
 from typing import Any
 
-import numpy as np
-
-from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.engine import ModelFailed, OpenedModel, OutOfMemory
-from pipeline.detect.numpy_model import by_role, feed_of, role_metadata
+from pipeline.detect.model_arrays import split_metadata
 from pipeline.detect.onnx_file import describe_onnx, onnx_file
-from pipeline.detect.process_memory import share_heaps
-from pipeline.detect.signature import Arrays, Signature, Tensor, channels_last
+from pipeline.detect.process_memory import cap_malloc_arenas
+from pipeline.detect.signature import Arrays, Signature, SignatureEngine, Tensor, channels_last
 from pipeline.detect.tensorflow_setup import concurrent_batches_of
 from pipeline.detect.versions import first_line
 from pipeline.errors import ModelError
@@ -24,38 +21,6 @@ _NO_MEMORY = ("bad_alloc", "allocate memory", "out of memory", "OUT_OF_MEMORY") 
 _TYPES = {"float": "float32", "double": "float64"}  # of ONNX, where NumPy's name is another one
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _CPU_BATCH_SIZES, _GPU_BATCH_SIZES = (1, 2, 4), (1, 2, 4, 8, 16, 32)
-
-
-class OnnxRuntimeEngine:
-    """A session of ONNX Runtime; an `Engine`.
-
-    Args:
-      signature: Calls it.
-      metadata: What it expects and returns.
-      detect: How to run it.
-      gpu: Whether it runs on a GPU.
-    """
-
-    def __init__(self, signature: Signature, metadata: DetectorMetadata, detect: DetectConfig, *, gpu: bool):
-        self._signature, self._metadata, self._detect = signature, metadata, detect
-        self.batch = (signature.inputs[metadata.input_name].shape or (None,))[0] or (1 if metadata.resize == "none" else None)
-        sizes = detect.batch_sizes or (_GPU_BATCH_SIZES if gpu else _CPU_BATCH_SIZES)
-        self.batch_sizes: tuple[int, ...] = (self.batch,) if self.batch else sizes
-        self.concurrent_batches = concurrent_batches_of(detect, gpu)
-
-    def run(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
-        """Runs a batch; see `Engine`."""
-        try:
-            found = self._signature.run(feed_of(pixels, self._metadata, self._detect))
-        except Exception as err:  # its classes have no base of their own
-            if any(words in str(err) for words in _NO_MEMORY):
-                raise OutOfMemory(first_line(err)) from err
-            raise ModelFailed(first_line(err)) from err
-        return by_role(found, self._metadata, self._detect.score_threshold)
-
-    def close(self) -> None:
-        """Frees memory and threads; no run may be under way."""
-        del self._signature
 
 
 def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig) -> OpenedModel:
@@ -75,19 +40,31 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
         )
     if detect.precision != "float32" or detect.xla:
         raise ModelError("engine onnxruntime: expected no --precision and no --xla; an ONNX file has a precision of its own")
-    share_heaps(max(2, available_cpus()))
+    cap_malloc_arenas(max(2, available_cpus()))
     session = _session(file, folder, detect)
     names = [one.name for one in session.get_outputs()]
 
     def run(feed: Arrays) -> Arrays:
-        return dict(zip(names, session.run(names, dict(feed)), strict=True))
+        try:
+            return dict(zip(names, session.run(names, dict(feed)), strict=True))
+        except Exception as err:  # its classes have no base of their own
+            if any(words in str(err) for words in _NO_MEMORY):
+                raise OutOfMemory(first_line(err)) from err
+            raise ModelFailed(first_line(err)) from err
 
     inputs, outputs = ({one.name: _tensor(one) for one in ones} for ones in (session.get_inputs(), session.get_outputs()))
     signature, _ = channels_last(Signature(inputs, outputs, run))
-    metadata = describe_onnx(signature, local, folder, model, detect)
+    metadata = describe_onnx(signature, local, folder, model, detect, properties=session.get_modelmeta().custom_metadata_map)
     gpu = session.get_providers()[0] != _CPU
-    engine = OnnxRuntimeEngine(signature, metadata, detect, gpu=gpu)
-    return OpenedModel(engine, role_metadata(metadata), engine.batch, described=metadata)
+    batch = signature.batch_of(metadata)
+    engine = SignatureEngine(
+        signature,
+        metadata,
+        detect,
+        batch_sizes=(batch,) if batch else detect.batch_sizes or (_GPU_BATCH_SIZES if gpu else _CPU_BATCH_SIZES),
+        concurrent_batches=concurrent_batches_of(detect, gpu),
+    )
+    return OpenedModel(engine, split_metadata(metadata), batch, described=metadata)
 
 
 def _session(file: str, folder: str, detect: DetectConfig) -> Any:

@@ -13,11 +13,12 @@ import numpy as np
 
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.describe_model import name_of_model, own_metadata
 from pipeline.detect.engine import ModelFailed, OpenedModel, OutOfMemory
-from pipeline.detect.numpy_model import IMAGENET_DEVIATION, IMAGENET_MEAN, by_role, role_metadata
+from pipeline.detect.model_arrays import IMAGENET_DEVIATION, IMAGENET_MEAN, split_metadata, split_outputs
 from pipeline.detect.onnx_file import describe_onnx, onnx_file
 from pipeline.detect.openvino_convert import NETWORK, check_installed, converted, read_description
-from pipeline.detect.process_memory import share_heaps, spare_modules
+from pipeline.detect.process_memory import cap_malloc_arenas, freeze_gc
 from pipeline.detect.signature import Arrays, Signature, Tensor, channels_last
 from pipeline.detect.warmup_requests import kept_requests
 from pipeline.errors import ModelError
@@ -25,7 +26,6 @@ from pipeline.limits import available_cpus
 
 _NO_MEMORY = ("bad_alloc", "allocate", "out of memory")  # in OpenVINO's messages; it has one class of errors
 INT8 = "assets.extra/openvino_int8"  # folder of the int8 network that `detect-objects quantize` writes
-_ROLES = {"boxes_output": "boxes", "scores_output": "scores", "classes_output": "classes", "count_output": "count"}
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}  # of all but what the graph itself has in int8
 
 
@@ -38,7 +38,7 @@ class OpenVinoEngine:
     Args:
       read: Reads the model, whose input are uint8 images of a fixed batch.
       metadata: What its outputs mean, by their names.
-      detect: Precision, threads, requests in flight, and the confidence below which boxes are dropped at once.
+      detect: Precision, threads and requests in flight.
 
     Raises:
       ModelError: OpenVINO is missing, cannot compile the model, or does not have what the settings ask for.
@@ -51,16 +51,15 @@ class OpenVinoEngine:
             raise ModelError(
                 "engine openvino: expected device auto or cpu, no xla, and labels_per_box best; use --engine tensorflow"
             )
-        share_heaps(max(2, available_cpus()))
+        cap_malloc_arenas(max(2, available_cpus()))
         self._read, self._metadata, self._settings = read, metadata, _settings(detect)
-        self._score_threshold = detect.score_threshold
         self._compiling = threading.Lock()
         self._compile()
 
     def _compile(self) -> None:
         import openvino
 
-        spare_modules()
+        freeze_gc()
 
         core = openvino.Core()
         try:
@@ -83,7 +82,7 @@ class OpenVinoEngine:
             request.start_async({0: pixels}, share_inputs=True)
             request.wait()
             found = {name: request.get_output_tensor(n).data for n, name in enumerate(self._names)}
-            outputs = by_role(found, self._metadata, self._score_threshold)
+            outputs = split_outputs(found, self._metadata)
             return {role: array.copy() for role, array in outputs.items()}  # the next run overwrites the request's
         except (RuntimeError, MemoryError) as err:
             if isinstance(err, MemoryError) or any(words in str(err) for words in _NO_MEMORY):
@@ -120,8 +119,7 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
         raise ModelError(
             f"model {folder}: has no int8 network that can be read ({INT8}); make a version: detect-objects quantize"
         ) from err
-    if model.name:
-        metadata = dataclasses.replace(metadata, name=model.name)
+    metadata = dataclasses.replace(metadata, name=name_of_model(model, own_metadata(local, folder), folder))
     engine = open_network(network, detect)
     return OpenedModel(engine, metadata, engine.batch_sizes[0], warmup_requests=kept_requests(network))
 
@@ -130,10 +128,8 @@ def open_network(network: str, detect: DetectConfig) -> OpenVinoEngine:
     """The engine of a network of `openvino_convert`, whose outputs have the names of their roles."""
     import openvino
 
-    metadata = read_description(network)
-    names: dict[str, Any] = {field: role for field, role in _ROLES.items() if getattr(metadata, field)}
-    by_roles = dataclasses.replace(metadata, **names)
-    return OpenVinoEngine(lambda: openvino.Core().read_model(os.path.join(network, NETWORK)), by_roles, detect)
+    metadata = split_metadata(read_description(network))
+    return OpenVinoEngine(lambda: openvino.Core().read_model(os.path.join(network, NETWORK)), metadata, detect)
 
 
 def _open_onnx(file: str, local: str, folder: str, model: ModelConfig, detect: DetectConfig) -> OpenedModel:
@@ -154,7 +150,8 @@ def _open_onnx(file: str, local: str, folder: str, model: ModelConfig, detect: D
         return {one.get_any_name(): found[one] for one in found}
 
     signature, channels_first = channels_last(Signature(inputs, outputs, run))
-    metadata = describe_onnx(signature, local, folder, model, detect)
+    properties = plain.get_rt_info("framework").value if plain.has_rt_info("framework") else {}
+    metadata = describe_onnx(signature, local, folder, model, detect, properties=properties)
     if metadata.resize == "none" or metadata.threshold_inputs:
         raise ModelError(f"model {folder}: takes images at their own size, or thresholds; use --engine onnxruntime")
     batch = (signature.inputs[metadata.input_name].shape or (1,))[0] or 1
@@ -163,7 +160,7 @@ def _open_onnx(file: str, local: str, folder: str, model: ModelConfig, detect: D
     def read() -> Any:
         return _with_preparation(plain.clone(), metadata, batch, is_first=is_first)
 
-    return OpenedModel(OpenVinoEngine(read, metadata, detect), role_metadata(metadata), batch, described=metadata)
+    return OpenedModel(OpenVinoEngine(read, metadata, detect), split_metadata(metadata), batch, described=metadata)
 
 
 def _with_preparation(model: Any, metadata: DetectorMetadata, batch: int, *, is_first: bool) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 _M_ARENA_MAX = -8  # of <malloc.h>
 
 
-def share_heaps(heaps: int) -> None:
+def cap_malloc_arenas(heaps: int) -> None:
     """Bounds glibc's heaps; call it before the process has many threads.
 
     By default each thread gets a heap, up to eight a core, and the process holds the sum of their peaks. Two heaps on two cores
@@ -22,20 +22,20 @@ def share_heaps(heaps: int) -> None:
         glibc.mallopt(_M_ARENA_MAX, heaps)
 
 
-def return_free_memory(*, circles: bool = False) -> None:
+def trim_memory(*, collect_garbage: bool = False) -> None:
     """Returns freed memory to the system.
 
     Args:
-      circles: Whether to collect reference cycles first, such as TensorFlow's graphs.
+      collect_garbage: Whether to collect reference cycles first, such as TensorFlow's graphs.
     """
-    if circles:
+    if collect_garbage:
         gc.collect()
     glibc = _glibc()
     if glibc is not None:
         glibc.malloc_trim(0)
 
 
-def spare_modules() -> None:
+def freeze_gc() -> None:
     """Excludes all current objects from garbage collection; call it after TensorFlow's import, before any model.
 
     These objects are modules, which stay. A collection blocks all Python threads: 0.2 CPU-s with TensorFlow's modules, so images

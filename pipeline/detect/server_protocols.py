@@ -2,6 +2,11 @@
 
 KServe v2, of Triton, OpenVINO Model Server and KServe: https://github.com/kserve/open-inference-protocol.
 TensorFlow Serving: https://github.com/tensorflow/serving/tree/master/tensorflow_serving/apis.
+
+A protocol is a class for one model, by its name, its signature (servers without signatures ignore it) and the deadline of each
+request. `connect` returns a client with a method `close`, which connects at the first request. `describe` asks for a version
+(empty: the highest), and returns its number (empty if the server names none), and inputs and outputs by name. `infer` runs the
+model; None stands for an output that the answer lacks.
 """
 
 from __future__ import annotations
@@ -9,13 +14,14 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
 from pipeline.detect.signature import Arrays, Tensor
 from pipeline.errors import ModelError
 
+_Described = tuple[str, dict[str, Tensor], dict[str, Tensor]]
 _CHANNEL = [  # tritonclient replaces its own by these
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -24,41 +30,8 @@ _CHANNEL = [  # tritonclient replaces its own by these
 ]
 
 
-class Description(NamedTuple):
-    """A server's metadata of a model: its version, "" if the server names none, and inputs and outputs by name."""
-
-    version: str
-    inputs: dict[str, Tensor]
-    outputs: dict[str, Tensor]
-
-
-class ServerProtocol(Protocol):
-    """How to talk to a server about one model.
-
-    Args:
-      name: Of the model.
-      signature: Of a SavedModel; servers without signatures ignore it.
-      timeout_s: Deadline of each request.
-    """
-
-    def __init__(self, name: str, signature: str, timeout_s: float): ...
-
-    def connect(self, host: str, *, secure: bool) -> Any:
-        """A client with a method `close`; connects at the first request."""
-
-    def describe(self, client: Any, version: str) -> Description:
-        """Asks for the metadata of a version; "": of the highest.
-
-        Raises:
-          ValueError: The model has no such signature.
-        """
-
-    def infer(self, client: Any, version: str, feed: Arrays, wanted: Sequence[str]) -> dict[str, np.ndarray | None]:
-        """Runs the model; None stands for an output that the answer lacks."""
-
-
 class KServe:
-    """The KServe v2 protocol; see `ServerProtocol`."""
+    """The KServe v2 protocol."""
 
     def __init__(self, name: str, signature: str, timeout_s: float):
         if not importlib.util.find_spec("tritonclient"):
@@ -72,7 +45,7 @@ class KServe:
 
         return InferenceServerClient(host, ssl=secure, channel_args=_CHANNEL)
 
-    def describe(self, client: Any, version: str) -> Description:
+    def describe(self, client: Any, version: str) -> _Described:
         from tritonclient.utils import triton_to_np_dtype
 
         metadata = client.get_model_metadata(self._name, version, client_timeout=self._timeout_s)
@@ -85,7 +58,7 @@ class KServe:
             for tensors in (metadata.inputs, metadata.outputs)
         )
         numbers = [int(each) for each in metadata.versions if each.isdigit()]
-        return Description(version or (str(max(numbers)) if numbers else ""), inputs, outputs)
+        return version or (str(max(numbers)) if numbers else ""), inputs, outputs
 
     def infer(self, client: Any, version: str, feed: Arrays, wanted: Sequence[str]) -> dict[str, np.ndarray | None]:
         from tritonclient.grpc import InferInput, InferRequestedOutput
@@ -100,7 +73,7 @@ class KServe:
 
 
 class TensorFlowServing:
-    """TensorFlow Serving's `PredictionService`; see `ServerProtocol`. Its stubs come with `tfx-bsl`."""
+    """TensorFlow Serving's `PredictionService`. Its stubs come with `tfx-bsl`."""
 
     def __init__(self, name: str, signature: str, timeout_s: float):
         self._name, self._signature, self._timeout_s = name, signature, timeout_s
@@ -117,7 +90,7 @@ class TensorFlowServing:
         stub = PredictionServiceStub(channel)
         return SimpleNamespace(predict=stub.Predict, describe=stub.GetModelMetadata, close=channel.close)
 
-    def describe(self, client: Any, version: str) -> Description:
+    def describe(self, client: Any, version: str) -> _Described:
         import tensorflow as tf
         from tensorflow_serving.apis.get_model_metadata_pb2 import GetModelMetadataRequest, SignatureDefMap
 
@@ -135,7 +108,7 @@ class TensorFlowServing:
         inputs, outputs = (
             {name: tensor(name, info) for name, info in tensors.items()} for tensors in (signature.inputs, signature.outputs)
         )
-        return Description(str(answer.model_spec.version.value), inputs, outputs)
+        return str(answer.model_spec.version.value), inputs, outputs
 
     def infer(self, client: Any, version: str, feed: Arrays, wanted: Sequence[str]) -> dict[str, np.ndarray | None]:
         import tensorflow as tf
@@ -161,5 +134,5 @@ def _sizes(shape: Iterable[int]) -> tuple[int | None, ...]:
     return tuple(None if size < 0 else size for size in shape)
 
 
-PROTOCOLS: dict[str, type[ServerProtocol]] = {"triton": KServe, "tf-serving": TensorFlowServing}
+PROTOCOLS: dict[str, type[KServe] | type[TensorFlowServing]] = {"triton": KServe, "tf-serving": TensorFlowServing}
 """By the value of `--engine`."""

@@ -7,6 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from models.metadata import DetectorMetadata
+from pipeline.config import DetectConfig
+from pipeline.detect.model_arrays import feed_of, split_outputs
+
 Arrays = Mapping[str, np.ndarray]
 
 
@@ -45,13 +49,52 @@ class Signature:
       inputs: By name; images `(N, H, W, 3)`.
       outputs: By name.
       run: Calls the model once.
-      picks_rows: Whether it picks rows of a whole batch by their values.
+      has_boolean_mask: Whether it picks rows of a whole batch by their values.
     """
 
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
     run: Callable[[Arrays], Arrays]
-    picks_rows: bool = False
+    has_boolean_mask: bool = False
+
+    def batch_of(self, metadata: DetectorMetadata) -> int | None:
+        """Images of each call, of a model of a fixed batch; None for any number. Images of different sizes make no batch."""
+        return (self.inputs[metadata.input_name].shape or (None,))[0] or (1 if metadata.resize == "none" else None)
+
+
+class SignatureEngine:
+    """Calls a model with NumPy arrays; an `Engine`.
+
+    Args:
+      signature: Calls it; raises `OutOfMemory` or `ModelFailed`.
+      metadata: What it expects and returns.
+      detect: Thresholds.
+      batch_sizes: Allowed batch sizes, ascending.
+      concurrent_batches: Concurrent batches.
+      close: Frees what it takes.
+    """
+
+    def __init__(
+        self,
+        signature: Signature,
+        metadata: DetectorMetadata,
+        detect: DetectConfig,
+        *,
+        batch_sizes: tuple[int, ...],
+        concurrent_batches: int,
+        close: Callable[[], None] = lambda: None,
+    ):
+        self._signature, self._metadata, self._detect, self._close = signature, metadata, detect, close
+        self.batch_sizes, self.concurrent_batches = batch_sizes, concurrent_batches
+
+    def run(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
+        """Runs a batch; see `Engine`."""
+        return split_outputs(self._signature.run(feed_of(pixels, self._metadata, self._detect)), self._metadata)
+
+    def close(self) -> None:
+        """Frees memory and connections; no run may be under way."""
+        self._close()
+        del self._signature
 
 
 def channels_last(signature: Signature) -> tuple[Signature, frozenset[str]]:
@@ -69,13 +112,9 @@ def channels_last(signature: Signature) -> tuple[Signature, frozenset[str]]:
         return dataclasses.replace(one, shape=(n, *sizes[1:], sizes[0]))
 
     def run(feed: Arrays) -> Arrays:
-        return signature.run({name: as_channels_first(array) if name in first else array for name, array in feed.items()})
+        moved_feed = {name: np.moveaxis(array, -1, 1) if name in first else array for name, array in feed.items()}
+        return signature.run({name: np.ascontiguousarray(array) if array.ndim else array for name, array in moved_feed.items()})
 
     return dataclasses.replace(
         signature, inputs={name: moved(name, one) for name, one in signature.inputs.items()}, run=run
     ), first
-
-
-def as_channels_first(images: np.ndarray) -> np.ndarray:
-    """Images `(N, H, W, 3)` as `(N, 3, H, W)`."""
-    return np.ascontiguousarray(images.transpose(0, 3, 1, 2))

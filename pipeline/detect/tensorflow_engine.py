@@ -33,14 +33,6 @@ class TensorFlowEngine:
         self.batch_sizes, self.concurrent_batches = batch_sizes, concurrent_batches
         self._function, self._roles = frozen.function, frozen.roles
 
-    @property
-    def picks_rows(self) -> bool:
-        """Whether it picks rows of a whole batch, with `tf.boolean_mask` or the like: which ones only shows on some images.
-
-        `filter_boxes` of https://github.com/hunglc007/tensorflow-yolov4-tflite then reshapes them to `(N, -1, …)`.
-        """
-        return any(operation.type == "Where" for operation in self._function.graph.get_operations())
-
     def run(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
         """Runs a batch; see `Engine`."""
         import tensorflow as tf
@@ -74,12 +66,10 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
         raise ModelError(
             f"model {folder}: takes images at their own size; leave out --xla and --engine, which compile it for one size"
         )
-    batch = frozen.function.inputs[0].shape[0] or (
-        1 if metadata.resize == "none" else None
-    )  # images of different sizes make no batch
+    batch = frozen.batch or (1 if metadata.resize == "none" else None)  # images of different sizes make no batch
     batch_sizes = (batch,) if batch else detect.batch_sizes or (_GPU_BATCH_SIZES if gpu else _CPU_BATCH_SIZES)
     engine = TensorFlowEngine(frozen, batch_sizes, tensorflow_setup.concurrent_batches_of(detect, bool(gpu)))
-    return OpenedModel(engine, metadata, batch, engine.picks_rows, requests)
+    return OpenedModel(engine, metadata, batch, frozen.has_boolean_mask, requests)
 
 
 def _reason(err: OpError) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from models.quiet import gc_paused, quiet_stderr
 from pipeline.config import DetectConfig
-from pipeline.detect.process_memory import share_heaps, spare_modules
+from pipeline.detect.process_memory import cap_malloc_arenas, freeze_gc
 from pipeline.detect.share_gpus import take_gpu
 from pipeline.detect.tensorflow_internals import import_without_keras
 from pipeline.errors import ModelError
@@ -24,10 +24,10 @@ def configure_tensorflow(detect: DetectConfig) -> Any:
     """
     if detect.xla:
         os.environ["TF_XLA_FLAGS"] = "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"
-    share_heaps(max(2, available_cpus()))
+    cap_malloc_arenas(max(2, available_cpus()))
     with quiet_stderr(), gc_paused():
         tf = import_without_keras()
-    spare_modules()
+    freeze_gc()
     # of functions that are traced from now on
     tf.config.optimizer.set_experimental_options({"auto_mixed_precision_onednn_bfloat16": detect.precision == "bfloat16"})
     gpu = _chosen_gpu(detect.device, tf.config.list_physical_devices("GPU"))

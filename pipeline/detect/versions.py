@@ -12,9 +12,9 @@ import hashlib
 import json
 import os
 import posixpath
-import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from models import digits
@@ -32,17 +32,14 @@ from pipeline.storage.waiting import waiting_for
 LABELS = "labels.json"
 _MODEL, ONNX_MODEL = "saved_model.pb", "model.onnx"
 _MODELS = (_MODEL, ONNX_MODEL)
-_GOLDEN_FILE = re.compile(r"/assets\.extra/golden/([^/]+)$")
-_GOLDEN_ROWS = "detections.jsonl"
-_VARIABLES = re.compile(r"/variables/variables\.data-\d{5}-of-(\d{5})$")
 
 
 class Version(NamedTuple):
     """A version in storage.
 
     Attributes:
-      name: Its number, as in rows; of a SavedModel without a number its fingerprint.
-      folder: Its SavedModel.
+      name: Its number, as in rows; of a model without a number its fingerprint.
+      folder: Its files' folder, or an ONNX file.
       files: Its files. Without a manifest, two polls that find the same show that no process is writing them.
     """
 
@@ -56,62 +53,85 @@ class Version(NamedTuple):
         return sum(file.size_bytes for file in self.files)
 
     @property
-    def lacks(self) -> str:
-        """Files that are missing, as in a version that is being copied; empty if none are."""
-        return lacking(self.files)
+    def manifest(self) -> FoundFile | None:
+        """Its manifest, written last; None without one."""
+        return next((file for file in self.files if file.path.endswith(f"/{MANIFEST}")), None)
 
     @property
-    def is_whole(self) -> bool:
-        """Whether its manifest shows that it is complete; False without one."""
-        return _manifest_in(self.files) is not None and not self.lacks
+    def missing(self) -> str:
+        """A file that its manifest lists and that is not there in full; empty if all are, or without a manifest."""
+        if not self.manifest:
+            return ""
+        root = self.manifest.path.removesuffix(MANIFEST)
+        return missing_file(_content_of(self.manifest), {file.path.removeprefix(root): file.size_bytes for file in self.files})
+
+    @property
+    def is_onnx(self) -> bool:
+        """Whether it is an ONNX model."""
+        names = {posixpath.basename(file.path) for file in self.files}
+        return _MODEL not in names and any(name.endswith(".onnx") for name in names)
 
 
 def locate(path: str, named: str | None = None) -> tuple[str, str]:
-    """Finds the SavedModel for a path: the path itself, or a version in it.
+    """Finds the model for a path: the path itself, or a version in it.
 
     Args:
-      path: A SavedModel, or a folder of versions.
+      path: A model, or a folder of versions.
       named: A version's number or label; None: the newest.
 
     Returns:
-      (folder of the SavedModel, version or "").
+      (folder of the version, its name).
 
     Raises:
       ModelError: There is no such model.
     """
-    return wanted(path, named)[0][1::-1]
+    best = resolve_versions(path, named)[0]
+    return best.folder, best.name
 
 
-def wanted(path: str, named: str | None = None) -> list[Version]:
-    """The versions that match, the best first; see `locate`.
-
-    Raises:
-      ModelError: There is no such model.
-    """
+def resolve_versions(path: str, named: str | None = None) -> list[Version]:
+    """The complete versions that match, the best first; see `locate`."""
     path = folder_of(path)
-    try:
-        with waiting_for(f"model {path}"):
-            there = _itself(path) if _is_model(path) else _all_in(path)
-            found = {number: version for number, version in there.items() if not version.lacks}
-            labels = labels_in(path) if named and not named.isdigit() and found else {}
-    except ModelError:
-        raise
-    except Exception as err:
-        raise ModelError(f"model {path}: cannot be reached: {first_line(err)}") from err
+    with _reaching(path):
+        return choose(path, _itself(path) if _is_model(path) else versions_in(path), named)
+
+
+def choose(path: str, versions: Mapping[int, Version], named: str | None) -> list[Version]:
+    """Of a folder's versions the complete ones that match, the best first; see `locate`."""
+    found = {number: version for number, version in versions.items() if not version.missing}
+    partial = "".join(
+        f"; version {each.name} is incomplete (missing {each.missing})" for each in versions.values() if each.missing
+    )
     if not found:
         raise ModelError(
             f"model {path}: expected a SavedModel ({_MODEL}) or version folders <integer>/{_MODEL} there, or an .onnx file, "
-            f"found none{_partial(there)}; {what_it_is(path) or 'check --model'}"
+            f"found none{partial}; {what_it_is(path) or 'check --model'}"
         )
-    return _chosen(path, found, named, labels, _partial(there))
+    if not named:
+        return [found[number] for number in sorted(found, reverse=True)]
+    labels = {} if named.isdigit() else labels_in(path)
+    if not named.isdigit() and named not in labels:
+        known = f"{LABELS} there has {', '.join(sorted(labels))}" if labels else f"there is no {LABELS} there that names one"
+        raise ModelError(f"model {path}: expected a version's number or label as --model-version, got {named}; {known}")
+    number = labels[named] if labels else int(named)
+    if number not in found:
+        expected = f"version {number}" + (f", which {LABELS} calls {named}" if labels else "")
+        there = ", ".join(sorted(version.name if number else "a model without versions" for number, version in found.items()))
+        raise ModelError(f"model {path}: expected {expected}, found {there}{partial}; check --model-version")
+    return [found[number]]
 
 
-def partial_versions(path: str, than: str) -> list[Version]:
-    """Incomplete versions in a folder that are newer `than` one."""
+def incomplete_versions(path: str, newer_than: str) -> list[Version]:
+    """Versions in a folder that are newer than one, and lack files of their manifests."""
     path = folder_of(path)
-    if not than or _is_model(path):
+    if _is_model(path):
         return []
-    return [version for number, version in _all_in(path).items() if number > int(than) and version.lacks]
+    return [version for number, version in versions_in(path).items() if number > int(newer_than) and version.missing]
+
+
+def versions_in(path: str) -> dict[int, Version]:
+    """The versions in a folder, by number, also incomplete ones."""
+    return {int(version.name): version for version in (_remote_versions(path) if "://" in path else _local_versions(path))}
 
 
 def files_of(folder: str) -> frozenset[FoundFile]:
@@ -120,43 +140,26 @@ def files_of(folder: str) -> frozenset[FoundFile]:
     return frozenset(files_in(location_of(pattern if "://" in folder else folder)))
 
 
-def lacking(files: Iterable[FoundFile]) -> str:
-    """Missing files of a SavedModel, by its manifest; without one rows of its golden images, or parts of its variables."""
-    paths = [file.path for file in files]
-    if manifest := _manifest_in(files):
-        root = manifest.path.removesuffix(MANIFEST)
-        name = missing_file(_content_of(manifest), {file.path.removeprefix(root): file.size_bytes for file in files})
-        return f"{name} in the size that {MANIFEST} lists" if name else ""
-    golden = {found[1] for path in paths if (found := _GOLDEN_FILE.search(path))}
-    if golden and _GOLDEN_ROWS not in golden:
-        return f"assets.extra/golden/{_GOLDEN_ROWS}"
-    parts = Counter(int(found[1]) for path in paths if (found := _VARIABLES.search(path)))
-    missing = {total - number: total for total, number in parts.items()}  # an earlier save may have left other numbers of parts
-    return f"{min(missing)} of {missing[min(missing)]} files variables/variables.data-*" if missing and min(missing) > 0 else ""
-
-
-def _manifest_in(files: Iterable[FoundFile]) -> FoundFile | None:
-    return next((file for file in files if file.path.endswith(f"/{MANIFEST}")), None)
-
-
 @functools.lru_cache(maxsize=64)
 def _content_of(file: FoundFile) -> bytes:
     """The content of a small file; a changed one has another size or generation."""
     return read_file(file.path)
 
 
+@contextmanager
+def _reaching(path: str) -> Iterator[None]:
+    """Names the model in a notice while storage does not answer, and in its errors."""
+    try:
+        with waiting_for(f"model {path}"):
+            yield
+    except ModelError:
+        raise
+    except Exception as err:
+        raise ModelError(f"model {path}: cannot be reached: {first_line(err)}") from err
+
+
 def _is_model(path: str) -> bool:
     return exists(path) if path.endswith(".onnx") else any(exists(f"{path}/{model}") for model in _MODELS)
-
-
-def is_onnx(files: Iterable[FoundFile]) -> bool:
-    """Whether a model's files are those of an ONNX model."""
-    names = {posixpath.basename(file.path) for file in files}
-    return _MODEL not in names and any(name.endswith(".onnx") for name in names)
-
-
-def _partial(versions: Mapping[int, Version]) -> str:
-    return "".join(f"; version {version.name} lacks {version.lacks} (yet)" for version in versions.values() if version.lacks)
 
 
 def is_remote(path: str) -> bool:
@@ -172,21 +175,8 @@ def is_watchable(model: ModelConfig) -> bool:
     """
     if not model.model_poll_s or model.path == BUNDLED or is_remote(model.path) or (model.model_version or "").isdigit():
         return False
-    try:
-        with waiting_for(f"model {model.path}"):
-            return not _is_model(folder_of(model.path))
-    except Exception as err:
-        raise ModelError(f"model {model.path}: cannot be reached: {first_line(err)}") from err
-
-
-def versions_in(path: str) -> dict[int, Version]:
-    """Complete versions in a folder, by number."""
-    return {number: version for number, version in _all_in(path).items() if not version.lacks}
-
-
-def _all_in(path: str) -> dict[int, Version]:
-    found = _remote_versions(path) if "://" in path else _local_versions(path)
-    return {int(version.name): version for version in found}
+    with _reaching(model.path):
+        return not _is_model(folder_of(model.path))
 
 
 def labels_in(path: str) -> dict[str, int]:
@@ -213,28 +203,14 @@ def folder_of(path: str) -> str:
     return posixpath.dirname(path) or os.getcwd() if posixpath.basename(path) in _MODELS else path
 
 
-def _chosen(path: str, found: Mapping[int, Version], named: str | None, labels: Mapping[str, int], partial: str) -> list[Version]:
-    if not named:
-        return [found[number] for number in sorted(found, reverse=True)]
-    if not named.isdigit() and named not in labels:
-        known = f"{LABELS} there has {', '.join(sorted(labels))}" if labels else f"there is no {LABELS} there that names one"
-        raise ModelError(f"model {path}: expected a version's number or label as --model-version, got {named}; {known}")
-    number = int(named) if named.isdigit() else labels[named]
-    if number not in found:
-        wanted = f"version {number}" if named.isdigit() else f"version {number}, which {LABELS} calls {named}"
-        numbered = {number: version.name if number else "a SavedModel without versions" for number, version in found.items()}
-        there = ", ".join(name for _, name in sorted(numbered.items()))
-        raise ModelError(f"model {path}: expected {wanted}, found {there}{partial}; check --model-version")
-    return [found[number]]
-
-
 def _itself(path: str) -> dict[int, Version]:
-    number = path.rsplit("/", 1)[-1]
-    return {int(number): Version(str(int(number)), path)} if _is_number(number) else {0: Version(fingerprint(path), path)}
+    name, files = path.rsplit("/", 1)[-1], files_of(path)
+    number = int(name) if _is_number(name) else 0
+    return {number: Version(str(number) if _is_number(name) else _fingerprint(path, files), path, files)}
 
 
 def fingerprint(folder: str) -> str:
-    """The version of a SavedModel without a number: a hash of its files, so that rows of another model are others.
+    """The version of a model without a number: a hash of its files, so that rows of another model are others.
 
     Local files count by their content, so a copy is the same version; objects by their generation.
     """
@@ -262,7 +238,7 @@ def _local_versions(path: str) -> Iterator[Version]:
     """Follows links to versions: renaming a link releases a version atomically."""
     for name in os.listdir(path) if os.path.isdir(path) else ():
         if _is_number(name) and any(os.path.isfile(f"{path}/{name}/{model}") for model in _MODELS):
-            yield Version(str(int(name)), f"{path}/{name}", frozenset(files_in(location_of(f"{path}/{name}"))))
+            yield Version(str(int(name)), f"{path}/{name}", files_of(f"{path}/{name}"))
 
 
 def _remote_versions(path: str) -> Iterator[Version]:

@@ -36,8 +36,7 @@ from models.import_darknet import import_darknet
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect import tensorflow_setup
 from pipeline.detect.batcher import Batcher
-from pipeline.detect.engine import Engine, OutOfMemory
-from pipeline.detect.engines import ENGINES
+from pipeline.detect.engine import ENGINES, Engine, OutOfMemory
 from pipeline.detect.load_model import load
 from pipeline.errors import UserError
 from pipeline.feed.fit import ModelInput, fit

@@ -1,36 +1,27 @@
 """A canary: a share of the images meets another version, and no image suffers from it; labels beside the versions say which."""
 
-import contextlib
 import dataclasses
 import json
-import shutil
 import threading
-from pathlib import Path
 
-import apache_beam as beam
 import cv2
 import numpy as np
 import pytest
-from apache_beam.metrics import MetricsFilter
 
 from models.metadata import DetectorMetadata
-from pipeline.config import DetectConfig, ModelConfig
+from pipeline.config import DetectConfig
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.canary import Canary
-from pipeline.detect.detect_objects import DetectObjects
 from pipeline.detect.detector import Detector
 from pipeline.detect.engine import ModelFailed, OutOfMemory
-from pipeline.detect.load_detector import load_detector, shared_detector
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.launch.streaming import line_of
 from pipeline.records import EncodedImage, ImageRef, identity_hash
 from pipeline.report.annotate import can_be_drawn
-from pipeline.stats.process import PROCESS
 from pipeline.stream.live import LiveStats
-from tests.bright_model import export_bright_model
-from tests.detect.versioned_models import HW, NEVER, look, opened_detectors, save_version, upload_version, version_of
+from tests.detect.versioned_models import HW, TOY, look, opened_detectors, version_of, write_version
 
-CPU = DetectConfig(batch_sizes=(1, 2), concurrent_batches=2, score_threshold=0.0, canary_share=0.4)
+CPU = DetectConfig(score_threshold=0.0, canary_share=0.4, engine=TOY)
 ALL = dataclasses.replace(CPU, canary_share=1.0)
 
 
@@ -44,25 +35,17 @@ IMAGES = [EncodedImage(ImageRef(f"{n}.png"), png()) for n in range(12)]
 CHOSEN = [identity_hash(f"canary {image.ref.identity}") < 0.4 * 2**64 for image in IMAGES]
 
 
-def release(path, versions, **labels):
-    for version in versions:
-        save_version(path, version)
-    label(path, **labels)
-    return path
-
-
 def label(path, **labels):
     (path / "labels.json").write_text(json.dumps(labels), encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return release(tmp_path_factory.mktemp("models") / "detector", (7, 8), stable=7, canary=8)
-
-
 @pytest.fixture
-def model(tmp_path, saved):
-    return shutil.copytree(saved, tmp_path / "detector")
+def model(tmp_path):
+    """A folder with versions 7 and 8, the canary."""
+    for version in (7, 8):
+        write_version(tmp_path / "detector", version)
+    label(tmp_path / "detector", stable=7, canary=8)
+    return tmp_path / "detector"
 
 
 @pytest.fixture
@@ -217,54 +200,6 @@ def test_an_image_that_is_none_is_nobody_s_failure():
     assert (letter.stage, shown.images, shown.stable_images) == ("decode", 0, 0)
 
 
-def test_it_ends_when_its_label_goes_and_begins_when_it_comes(model, open_detector, capfd):
-    label(model, stable=7)
-    detector = open_detector(model)
-    look(detector)
-    assert detector.canary is None
-    label(model, stable=7, canary=8)
-    look(detector, 1)
-    assert detector.canary is None  # somebody may be writing it still
-    look(detector, 1)
-    assert detector.canary.model.version == "8"
-    label(model, stable=7)
-    look(detector, 1)
-    assert detector.canary is None
-    assert "the canary ends; canary 8: 0 images" in capfd.readouterr().err
-
-
-def test_a_canary_that_cannot_be_used_is_refused_once(model, open_detector, capfd):
-    (model / "8" / "saved_model.pb").write_bytes(b"junk")
-    detector = open_detector(model)
-    look(detector, 4)
-    assert detector.canary is None
-    assert capfd.readouterr().err.count("canary 8 is refused: model") == 1
-    assert detector.counted_swaps() == {"refusals": 1}
-    assert versions(detector, IMAGES[:1]) == [("7", "7")]
-
-
-def test_a_batch_job_has_it_too(saved):
-    """Through Beam, whose metrics count it."""
-    model = ModelConfig(path=str(saved), model_version="stable", model_poll_s=NEVER)
-    detector = shared_detector(model, CPU)
-    look(detector)
-    before = PROCESS.model_events.copy()
-    with beam.Pipeline(runner="FnApiRunner") as pipeline:
-        found = pipeline | "Create" >> beam.Create(IMAGES) | "Detect" >> DetectObjects(model, CPU)
-        rows = found.detected | "Row" >> beam.Map(lambda image: (image.ref.uri, image.model_version))
-        made = {image.ref.uri: "7" for image in IMAGES}
-        rows | "Check" >> beam.combiners.ToDict() | "Compare" >> beam.Map(_equal, made)
-    detector.canary_stats(30.0)
-    counted = PROCESS.model_events - before + detector.counted_swaps()
-    assert counted["canary_images"] == sum(CHOSEN)
-    (detections,) = pipeline.result.metrics().query(MetricsFilter().with_name("detected"))["counters"]
-    assert detections.committed == 12
-
-
-def _equal(found, expected):
-    assert found == expected
-
-
 def test_the_lines_of_a_stream_say_what_it_shows():
     detector = detector_with(Sure(0.08), ALL)
     detector.detect(IMAGES)
@@ -275,34 +210,67 @@ def test_the_lines_of_a_stream_say_what_it_shows():
     assert LiveStats().line(10.0) in line
 
 
-def test_what_is_promoted_by_hand_is_promoted(model, open_detector, capfd):
+def why_none(detector):
+    """What a detector's figures say of a canary that met no image."""
+    figures = detector.canary_stats()
+    assert figures.images == 0
+    return figures.as_dict()["why_no_images"]
+
+
+def test_it_follows_its_label(model, open_detector, capfd):
+    """From the start on a line says why there is none yet, and the end of the job says so again."""
+    label(model, stable=7)
     detector = open_detector(model, ALL)
     look(detector)
-    label(model, stable=8)
+    assert (detector.canary, detector.canary_stats(), capfd.readouterr().err) == (None, None, "")
+    write_version(model, 9)
+    label(model, stable=7, canary=9)
+    look(detector, 1)
+    assert (detector.canary, why_none(detector)) == (None, "it is not loaded yet")  # somebody may be writing it still
+    look(detector, 1)
+    assert detector.canary.model.version == "9"
+    assert why_none(detector) == "no image came while it was loaded"
+    label(model, stable=7, canary=8)
+    look(detector, 1)
+    assert detector.canary.model.version == "8"
+    label(model, stable=8)  # it is promoted by hand
     look(detector)
     assert (detector.canary, detector.model.version) == (None, "8")
-    assert "the canary ends; canary 8: 0 images" in capfd.readouterr().err
+    said = capfd.readouterr().err.splitlines()
+    assert [line.partition(": ")[2][:41] for line in said if "loaded in" not in line] == [
+        "canary 9: 0 images: it is not loaded yet",
+        "canary 9 also gets 100.0% of the images",
+        "the canary ends; canary 9: 0 images: no i",
+        "canary 8 also gets 100.0% of the images",
+        "the canary ends; canary 8: 0 images: no i",
+    ]
+
+
+@pytest.mark.parametrize("says", [{"broken": "it is no model"}, {"name": "other"}], ids=["no model", "another name"])
+def test_a_canary_that_cannot_be_used_is_refused_once(model, open_detector, capfd, says):
+    write_version(model, 8, **says)
+    detector = open_detector(model, ALL)
+    look(detector, 4)
+    assert detector.canary is None
+    assert why_none(detector).startswith(f"it is refused: model {model}/8: it")
+    assert capfd.readouterr().err.count("canary 8 is refused: it") == 1
+    assert detector.counted_swaps() == {"refusals": 1}
+    assert versions(detector, IMAGES[:1]) == [("7", "7")]
 
 
 @pytest.mark.parametrize("version", ["stable", None], ids=["labelled", "newest"])
-def test_a_canary_that_is_the_version_in_use_is_one_line(model, open_detector, capfd, version):
-    """Said again only once something has changed."""
+def test_a_canary_that_is_the_version_in_use_or_not_there_is_one_line(model, open_detector, capfd, version):
+    """Printed again only once something has changed."""
     label(model, stable=8, canary=8)
     detector = open_detector(model, ALL, version)
     look(detector, 3)
     assert detector.canary is None
     (line,) = capfd.readouterr().err.splitlines()
-    assert line == (
-        f"model {model.name}: labels.json calls version 8 canary, which is the one in use: there is no canary; "
-        "--model-version names the one to be in use beside it"
-    )
-    if version:
-        label(model, stable=7, canary=8)
-        look(detector, 3)
-        assert (detector.model.version, detector.canary.model.version) == ("7", "8")
-        label(model, stable=8, canary=8)
-        look(detector, 3)
-        assert capfd.readouterr().err.count("labels.json calls version 8 canary") == 1
+    assert line.startswith("model detector: canary 8: 0 images: labels.json calls it canary, and it is in use; --model-version")
+    label(model, stable=8, canary=5)
+    look(detector, 3)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line == "model detector: canary 5: 0 images: labels.json calls it canary, and it is not there"
 
 
 def test_a_job_that_ends_while_its_canary_is_loaded_has_refused_none(model, open_detector, capfd):
@@ -312,62 +280,4 @@ def test_a_job_that_ends_while_its_canary_is_loaded_has_refused_none(model, open
     detector.watched.close()
     looking.join()
     assert "refused" not in capfd.readouterr().err
-    assert (detector.canary, detector.counted_swaps()) == (None, {})
-
-
-def start_of(detector):
-    """What a detector's figures say of a canary that never came up."""
-    figures = detector.canary_stats()
-    return figures.version, figures.as_dict()["why_no_images"]
-
-
-def test_a_canary_is_said_at_the_start(model, open_detector, capfd):
-    """Before it is up, and for the end where the job is done before that; once it is up, its images count."""
-    detector = open_detector(model, ALL)
-    said = capfd.readouterr().err
-    assert said.startswith(f"model {model.name}: canary 8 gets 100.0% of the images once it is loaded, after two looks")
-    assert said.count("\n") == 1
-    assert start_of(detector) == ("8", "it is not loaded yet")
-    look(detector)
-    assert start_of(detector) == ("8", "no image came while it was loaded")
-    detector.detect(IMAGES)
-    assert detector.canary_stats(30.0).images == len(IMAGES)
-
-
-def test_a_canary_of_another_name_is_refused_at_the_start(model, tmp_path, open_detector, capfd):
-    """Which takes a look at what it says of itself, not minutes of loading."""
-    shutil.rmtree(model / "8")
-    upload_version(Path(export_bright_model(tmp_path / "other" / "8", resize="stretch")) / "8", model / "8")
-    detector = open_detector(model, ALL)
-    version, why = start_of(detector)
-    assert version == "8" and why.startswith(f"it is refused: model {model}/8: its name is bright, that of the version in use")
-    assert capfd.readouterr().err.count("canary 8 is refused") == 1
-    assert detector.counted_swaps() == {"refusals": 1}
-    look(detector, 3)
-    assert start_of(detector)[1] == why
-    assert capfd.readouterr().err == ""
-
-
-def test_a_canary_that_is_not_there_is_said(model, saved, open_detector, capfd):
-    shutil.rmtree(model / "8")
-    detector = open_detector(model, ALL)
-    assert start_of(detector) == ("8", "labels.json calls version 8 canary, which is not there")
-    look(detector, 3)
-    assert capfd.readouterr().err == f"model {model.name}: labels.json calls version 8 canary, which is not there\n"
-    upload_version(saved / "8", model / "8")
-    look(detector)
-    assert detector.canary.model.version == "8"
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"model_version": "7"}, "model_version 7 is a number; give a label such as stable"),
-        ({"model_version": "stable", "model_poll_s": 0.0}, "model_poll_s is 0, so nobody looks for it"),
-    ],
-    ids=["pinned", "not watched"],
-)
-def test_a_canary_that_nobody_looks_for_is_said(model, capfd, changes, why):
-    with contextlib.closing(load_detector(ModelConfig(path=str(model), **changes), ALL)) as detector:
-        assert start_of(detector) == ("8", why)
-    assert capfd.readouterr().err == f"model {model.name}: canary 8: 0 images: {why}\n"
+    assert detector.counted_swaps() == {}

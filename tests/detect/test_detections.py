@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from models.geometry import resize_plan
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig
-from pipeline.detect.detections import check_classes, class_name, to_detections
+from pipeline.detect.detections import check_classes, to_detections
 from pipeline.errors import ModelError
 from pipeline.failures import ImageError
 from pipeline.records import DetectedImage, ImageRef, detection_row
@@ -154,11 +154,6 @@ def test_a_box_drawn_on_the_image_comes_back_from_every_kind_of_model(boxes, ima
     model = DetectorMetadata("m", input_hw, resize, ("cat",), box_format=box_format, box_units=box_units)
     result = of_one_image(outputs, model, transform, DetectConfig())
     assert np.allclose(result.boxes_xyxy, original, atol=max(image_wh) * 1e-3)
-
-
-@pytest.mark.parametrize(("class_id", "name"), [(0, "cat"), (2, "person"), (3, "class 3"), (-1, "class -1")])
-def test_a_class_without_a_name_is_called_by_its_number(class_id, name):
-    assert class_name(MODEL, class_id) == name
 
 
 @pytest.mark.parametrize(

@@ -66,10 +66,6 @@ def test_times_of_all_stages_are_noted(detector):
     assert timing.led_batch == 1
 
 
-def test_an_image_without_objects_is_a_result_without_boxes(detector):
-    assert len(detector.detect([encoded(np.zeros((50, 50, 3), np.uint8))])[0].detections) == 0
-
-
 @pytest.mark.parametrize("model", ["bright_model", "bright_letterbox_model"])
 @pytest.mark.parametrize("wh", [(640, 480), (480, 640), (1000, 100), (2000, 1500)])
 def test_boxes_are_on_the_original_image_for_each_resize_rule(request, model, wh):
@@ -97,11 +93,6 @@ def test_settings_have_an_effect(bright_model, settings, names, engine):
     chosen = dataclasses.replace(CPU, engine=engine, **settings)
     result = load_detector(ModelConfig(path=bright_model), chosen).detect([bright()])[0]
     assert (result.reason if isinstance(result, DeadLetter) else list(result.detections.class_names)) == names
-
-
-def test_a_class_that_the_model_lacks_is_refused(bright_model):
-    with pytest.raises(ModelError, match="has no class 'rectangl'; did you mean 'rectangle'"):
-        load_detector(ModelConfig(path=bright_model), DetectConfig(classes=("rectangl",)))
 
 
 def test_images_of_the_sample_carry_a_thumbnail(bright_model):

@@ -12,8 +12,7 @@ from pipeline.config import DetectConfig, ModelConfig, load_config
 from pipeline.config.setting import ENGINES as NAMED
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.detect_objects import DetectObjects, detect_images
-from pipeline.detect.engine import ModelFailed, OutOfMemory
-from pipeline.detect.engines import ENGINES
+from pipeline.detect.engine import ENGINES, ModelFailed, OutOfMemory
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.errors import ConfigError, ModelError
@@ -165,7 +164,7 @@ def test_the_engine_of_the_page_runs_by_its_name(tmp_path, monkeypatch):
     np.testing.assert_allclose(found.detections.boxes_xyxy, [BOX], atol=1)
 
 
-@pytest.mark.parametrize("engine", ["nothing:open_model", "my:thing", "pipeline.detect.engines:none"])
+@pytest.mark.parametrize("engine", ["nothing:open_model", "my:thing", "pipeline.detect.engine:none"])
 def test_an_engine_that_is_not_there_is_one_line(engine, bright_model):
     with pytest.raises(ModelError, match=rf"^engine {engine}: expected tensorflow, .* or package.module:function, but: "):
         load_detector(ModelConfig(bright_model), DetectConfig(engine=engine))

@@ -14,7 +14,6 @@ from pipeline.detect.golden import GoldenImage, disagreement
 from pipeline.detect.load_detector import load_detector
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef, detection_row
-from tests.shard_rows import rows_in
 from tests.tiny_models import save_model
 
 HW = (64, 64)
@@ -167,17 +166,3 @@ def test_a_model_that_cannot_is_refused_in_one_line(tmp_path, save, message):
         load_detector(ModelConfig(path=save(tmp_path / "model")), SETTINGS)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_job_takes_it_as_a_flag(tmp_path, run_job):
-    folder = save_exported(tmp_path / "toy")
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "a.png").write_bytes(IMAGE.content)
-    counts = []
-    for labels in ("best", "several"):
-        flags = ("--score-threshold", 0.3, "--max-detections", 200, "--labels-per-box", labels)
-        code, _, err = run_job("--input", f"{tmp_path}/photos/", "--output", tmp_path / labels, "--model", folder, *flags)
-        assert code == 0, err
-        (row,) = rows_in(f"{tmp_path}/{labels}")
-        counts.append(len(row["detections"]))
-    assert counts == [len(by_darknet(several=False)), len(by_darknet(several=True))]

@@ -1,6 +1,7 @@
 """OpenVINO finds what TensorFlow finds, without TensorFlow in the job's process; and an image that it fails on fails alone."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +17,9 @@ from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.engine import ModelFailed, OutOfMemory
 from pipeline.detect.load_detector import load_detector
-from pipeline.detect.openvino_convert import convert, write_network
+from pipeline.detect.openvino_convert import HIDDEN, convert, write_network
 from pipeline.detect.openvino_engine import open_network
-from pipeline.detect.versions import locate
+from pipeline.detect.versions import fingerprint, locate
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef, detection_row
 from tests.conftest import REPO
@@ -104,30 +105,43 @@ print([name for name in ("tensorflow", "tfx_bsl", "keras") if name in sys.module
 """
 
 
-def test_a_job_imports_no_tensorflow_and_a_second_one_converts_nothing(bright_model, tmp_path, cache):
-    """The second job has no TensorFlow at all."""
-    image = tmp_path / "a.png"
+@pytest.fixture
+def version(bright_model, tmp_path):
+    """A version that is not converted yet."""
+    return shutil.copytree(Path(bright_model) / "3", tmp_path / "m" / "3", ignore=shutil.ignore_patterns(HIDDEN))
+
+
+def test_a_job_imports_no_tensorflow_and_a_second_one_converts_nothing(version, tmp_path, cache):
+    """The second job has no TensorFlow at all, and a copy of the version, which is the same version."""
+    image, copy = tmp_path / "a.png", tmp_path / "copy" / "3"
     cv2.imwrite(str(image), np.pad(np.full((40, 40, 3), 255, np.uint8), ((20, 36), (30, 58), (0, 0))))
     without = "import sys; sys.modules['tensorflow'] = None\n"
 
-    def detected(script):
-        command = [sys.executable, "-c", script, bright_model, str(image)]
+    def detected(script, model):
+        command = [sys.executable, "-c", script, model, str(image)]
         done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=580, check=False, env=dict(os.environ))
         assert done.returncode == 0, done.stderr
         return done.stdout.split()
 
-    assert detected(JOB) == ["1", "[]"]
+    before = fingerprint(str(version))
+    assert detected(JOB, version) == ["1", "[]"]
+    assert fingerprint(str(version)) == before and not cache.exists()
+    shutil.copytree(version, copy)
+    assert detected(without + JOB, copy)[0] == "1"
+
+
+def test_where_nothing_can_be_written_beside_the_version_the_network_goes_to_the_cache(version, cache, capfd):
+    (version / HIDDEN).touch()  # so that no folder can be made
+    load_detector(ModelConfig(path=str(version)), DetectConfig(engine="openvino")).close()
     assert len([*cache.iterdir()]) == 1
-    assert detected(without + JOB)[0] == "1"
+    assert f"model {version}: the network for OpenVINO goes to {cache}: File exists" in capfd.readouterr().err
 
 
-def test_a_model_of_other_content_is_converted_again(bright_model, bright_letterbox_model, cache, tmp_path):
-    target = tmp_path / "3"
-    for source in (bright_model, bright_letterbox_model):
-        target.unlink(missing_ok=True)
-        target.symlink_to(Path(source) / "3")
-        load_detector(ModelConfig(path=str(target)), DetectConfig(engine="openvino")).close()
-    assert len(list(cache.iterdir())) == 2
+def test_a_model_of_other_content_is_converted_again(version, bright_letterbox_model):
+    for _ in range(2):
+        load_detector(ModelConfig(path=str(version)), DetectConfig(engine="openvino")).close()
+        shutil.copytree(Path(bright_letterbox_model) / "3", version, dirs_exist_ok=True, ignore=shutil.ignore_patterns(HIDDEN))
+    assert len([*(version / HIDDEN).iterdir()]) == 2
 
 
 @pytest.mark.usefixtures("cache")
@@ -216,11 +230,3 @@ def test_memory_that_does_not_suffice_for_one_image_is_an_error_and_later_images
     for value in (5, 6):  # the stream that failed is replaced
         assert batcher.run(images([value]))[0].arrays["scores"].item() == value
     batcher.close()
-
-
-def test_candidates_below_the_threshold_do_not_leave_the_engine(toy):
-    """Of a single image; those of a batch have as many."""
-    engine = open_network(toy, DetectConfig(score_threshold=0.5))
-    size = engine.batch_sizes[0]
-    found = [len(engine.run(np.stack(images([value] * size)))["boxes"][0]) for value in (0, 1)]
-    assert found == ([0, 1] if size == 1 else [1, 1])

@@ -8,8 +8,7 @@ from models.geometry import iou_matrix
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_detector import load_detector
 from pipeline.errors import ModelError
-from pipeline.records import DeadLetter, EncodedImage, ImageRef
-from tests.shard_rows import rows_in
+from pipeline.records import EncodedImage, ImageRef
 from tests.tiny_models import save_model
 
 SETTINGS = DetectConfig(score_threshold=0.3, scaled_decode=True)
@@ -110,16 +109,6 @@ def test_boxes_are_those_of_tensorflow_called_directly(tmp_path, pad, batch, dty
 
 
 @pytest.mark.slow
-def test_an_image_above_the_limit_is_refused_and_others_are_not(tmp_path):
-    folder = save_object_detection_api(tmp_path / "model", pad=True)
-    detector = load_detector(ModelConfig(path=folder), DetectConfig(max_megapixels=0.5))
-    results = detector.detect([image for image, _ in PHOTOS])
-    detector.close()
-    refused = [(result.stage, result.reason) for result in results if isinstance(result, DeadLetter)]
-    assert refused == [("decode", "too_large")]  # the one of 1280 x 720
-
-
-@pytest.mark.slow
 def test_a_large_jpeg_reaches_the_model_whole(tmp_path):
     """Without decoding at reduced scale, which other models allow: the model itself makes it smaller."""
     import tensorflow as tf
@@ -167,20 +156,3 @@ def test_what_would_not_work_is_one_clear_line(tmp_path, bright_model, monkeypat
         load_detector(ModelConfig(path=one_size if config else any_size, **config), DetectConfig(**settings))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_job_takes_such_a_model_as_it_is(tmp_path, run_job):
-    """By the command line: the dry run names it, and the rows are in pixels of each image."""
-    folder = save_object_detection_api(tmp_path / "frcnn", pad=False)
-    (tmp_path / "photos").mkdir()
-    for number, (image, _) in enumerate(PHOTOS[:3]):
-        (tmp_path / "photos" / f"{number}.png").write_bytes(image.content)
-    given = ("--input", f"{tmp_path}/photos/", "--model", folder, "--output", tmp_path / "out", "--score-threshold", 0.3)
-    code, said, err = run_job(*given, "--dry-run")
-    assert code == 0, err
-    assert "images at their own size" in said
-    code, _, err = run_job(*given)
-    assert code == 0, err
-    rows = rows_in(f"{tmp_path}/out")
-    assert [(row["image"]["width"], row["image"]["height"]) for row in rows] == SIZES_WH[:3]
-    assert all(row["detections"] for row in rows)

@@ -1,7 +1,6 @@
 """YOLO exports with one joined output are recognised without config, and give the boxes that a plain reading of it gives."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import cv2
@@ -9,13 +8,13 @@ import numpy as np
 import pytest
 
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect.families import layout_of
+from pipeline.detect.describe_model import describe
+from pipeline.detect.families import ExportNotes, layout_of, notes_from
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.load_model import load
+from pipeline.detect.signature import Signature, Tensor
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef
-from tests.shard_rows import rows_in
-from tests.tiny_models import save_model
 from tests.yolo_exports import INPUT_HW, NAMES, export_yolo, letterboxed, plain_detections
 
 SETTINGS = DetectConfig(batch_sizes=(1, 4), concurrent_batches=2)
@@ -131,7 +130,6 @@ def test_the_layout_is_told_by_the_shape_or_asked_for(sizes, classes, layout):
     assert layout_of(sizes, (640, 640), classes) == layout
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("output", "units"),
     [
@@ -142,21 +140,17 @@ def test_the_layout_is_told_by_the_shape_or_asked_for(sizes, classes, layout):
         ),
     ],
 )
-def test_units_are_measured(tmp_path, output, units):
-    folder = save_constant(tmp_path / "m", output)
-    loaded = load(ModelConfig(path=folder), SETTINGS)
-    loaded.engine.close()
-    assert loaded.metadata.box_units == units
+def test_units_are_measured(output, units):
+    assert described([output]).box_units == units
 
 
-def save_constant(folder: Path, *outputs: np.ndarray) -> str:
-    import tensorflow as tf
-
-    def predict(images):
-        rows = tf.shape(images)[0]
-        return {f"output_{n}": tf.repeat(tf.constant(output), rows, 0) for n, output in enumerate(outputs)}
-
-    return save_model(folder, predict, tf.TensorSpec((None, *INPUT_HW, 3), tf.float32, "images"))
+def described(outputs, said=None, **config):
+    """The metadata of a model with these constant outputs, and with these notes of an export."""
+    named = {f"output_{n}": output for n, output in enumerate(outputs)}
+    shapes = {name: Tensor((None, *output.shape[1:]), "float32") for name, output in named.items()}
+    signature = Signature({"images": Tensor((None, *INPUT_HW, 3), "float32")}, shapes, lambda _: named)
+    read_notes = ExportNotes if said is None else lambda: notes_from(said, "metadata.yaml")
+    return describe(signature, None, ModelConfig(path="m", **config), "m", SETTINGS, read_notes=read_notes)
 
 
 @pytest.mark.parametrize(
@@ -197,13 +191,10 @@ def save_constant(folder: Path, *outputs: np.ndarray) -> str:
         pytest.param([(7, 252)], {"imgsz": [96]}, {}, "[height, width] as imgsz in metadata.yaml", id="half a size"),
     ],
 )
-def test_what_cannot_be_known_or_is_no_detector_is_one_clear_line(tmp_path, outputs, said, config, message):
-    folder = save_constant(tmp_path / "m", *[np.zeros((1, *shape), np.float32) for shape in outputs])
-    if said is not None:
-        Path(folder, "metadata.yaml").write_text(json.dumps(said), encoding="utf-8")
+def test_what_cannot_be_known_or_is_no_detector_is_one_clear_line(outputs, said, config, message):
     with pytest.raises(ModelError) as caught:
-        load(ModelConfig(path=folder, **config), SETTINGS)
-    assert str(caught.value).startswith(f"model {folder}: ")
+        described([np.zeros((1, *shape), np.float32) for shape in outputs], said, **config)
+    assert str(caught.value).startswith("model m: ")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -214,22 +205,3 @@ def test_a_broken_metadata_file_is_one_clear_line(tmp_path):
     with pytest.raises(ModelError, match=r"metadata\.yaml cannot be read") as caught:
         load(ModelConfig(path=folder), SETTINGS)
     assert "\n" not in str(caught.value)
-
-
-def test_a_job_takes_an_export_as_it_is(tmp_path, run_job):
-    """By the command line, without config: rows with the export's class names, in pixels of each image."""
-    folder = export_yolo(tmp_path / "mine_saved_model", "4+C,M", metadata={})
-    (tmp_path / "photos").mkdir()
-    for n, size_wh in enumerate(SIZES_WH):
-        cv2.imwrite(str(tmp_path / "photos" / f"{n}.png"), blocks(size_wh, n)[..., ::-1])
-    code, _, said = run_job("--input", f"{tmp_path}/photos/", "--output", tmp_path / "out", "--model", folder)
-    assert code == 0, said
-    rows = rows_in(f"{tmp_path}/out")
-    assert [(row["image"]["width"], row["image"]["height"]) for row in rows] == SIZES_WH
-    detector = load_detector(ModelConfig(path=folder), SETTINGS)
-    for n, row in enumerate(rows):
-        (result,) = detector.detect([encoded(blocks(SIZES_WH[n], n), f"{n}.png")])
-        assert row["model"]["name"] == "mine_saved_model"
-        assert [one["class_name"] for one in row["detections"]] == [*result.detections.class_names]
-        np.testing.assert_allclose([one["box_xyxy"] for one in row["detections"]], result.detections.boxes_xyxy, atol=0.01)
-    detector.close()

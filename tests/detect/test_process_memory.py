@@ -12,8 +12,8 @@ from tests.conftest import REPO
 # twelve threads, all alive at once, that each allocate; malloc_info(3) lists the heaps
 COUNT_HEAPS = """
 import ctypes, sys, threading
-from pipeline.detect.process_memory import return_free_memory, share_heaps
-share_heaps(int(sys.argv[1]))
+from pipeline.detect.process_memory import trim_memory, cap_malloc_arenas
+cap_malloc_arenas(int(sys.argv[1]))
 glibc = ctypes.CDLL(None)
 glibc.malloc.restype = ctypes.c_void_p
 glibc.fdopen.restype = ctypes.c_void_p
@@ -26,7 +26,7 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-return_free_memory(circles=True)
+trim_memory(collect_garbage=True)
 stream = ctypes.c_void_p(glibc.fdopen(1, b"w"))
 glibc.malloc_info(0, stream)
 glibc.fflush(stream)

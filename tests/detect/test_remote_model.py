@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_detector import load_detector
-from pipeline.detect.remote_server import RemoteServer
+from pipeline.detect.remote_engine import RemoteServer
 from pipeline.detect.versions import locate
 from pipeline.errors import ModelError
 from pipeline.records import DeadLetter, EncodedImage, ImageRef, detection_row
@@ -85,6 +85,24 @@ def confidences(results):
 GREYS = [*range(100, 130)]
 
 
+def bundled(path="digits", engine="tensorflow", settings=None, **model):
+    """What a model finds in the samples of the bundled detector, as rows; its metadata."""
+    images = [EncodedImage(ImageRef(file.name), file.read_bytes()) for file in SCENES]
+    with contextlib.closing(
+        load_detector(ModelConfig(path, **model), DetectConfig(engine=engine, **(settings or {})))
+    ) as detector:
+        return [detection_row(found) for found in detector.detect(images)], detector.model.metadata
+
+
+def check_equal(rows, expected):
+    assert sum(len(row["detections"]) for row in rows) > 30
+    for row, other in zip(rows, expected, strict=True):
+        assert [one["class_id"] for one in row["detections"]] == [one["class_id"] for one in other["detections"]]
+        for field in ("box_xyxy", "confidence"):
+            found, wanted = ([one[field] for one in each["detections"]] for each in (row, other))
+            np.testing.assert_allclose(found, wanted, atol=0.02)
+
+
 @contextlib.contextmanager
 def served_here():
     """The bundled detector's candidates on a small server of the protocol; yields the port and the version that rows name."""
@@ -116,24 +134,13 @@ def served_by_triton():
 @pytest.mark.parametrize("served", [served_here, pytest.param(served_by_triton, marks=pytest.mark.slow)])
 def test_the_bundled_detector_gives_the_rows_of_tensorflow(served):
     """The server answers all candidates; the pipeline suppresses them."""
-    images = [EncodedImage(ImageRef(file.name), file.read_bytes()) for file in SCENES]
-    local = load_detector(ModelConfig("digits"), DetectConfig())
-    expected, metadata = [detection_row(found) for found in local.detect(images)], local.model.metadata
-    local.close()
+    expected, metadata = bundled()
     fields = ("input_hw", "resize", "class_names", "letterbox_value", "box_format", "box_units")
     described = {field: getattr(metadata, field) for field in fields}
     with served() as (port, version):
-        config = ModelConfig(path=f"grpc://localhost:{port}/toy", nms="pipeline", server_wait_s=300.0, **described)
-        detector = load_detector(config, DetectConfig(engine="triton"))
-        rows = [detection_row(found) for found in detector.detect(images)]
-        detector.close()
-    assert sum(len(row["detections"]) for row in rows) > 50
-    for row, other in zip(rows, expected, strict=True):
-        assert row["model"] == {"name": "toy", "version": version}
-        assert [one["class_id"] for one in row["detections"]] == [one["class_id"] for one in other["detections"]]
-        for field in ("box_xyxy", "confidence"):
-            found, wanted = ([one[field] for one in each["detections"]] for each in (row, other))
-            np.testing.assert_allclose(found, wanted, atol=0.02)
+        rows, _ = bundled(f"grpc://localhost:{port}/toy", "triton", nms="pipeline", server_wait_s=300.0, **described)
+    assert {(row["model"]["name"], row["model"]["version"]) for row in rows} == {("toy", version)}
+    check_equal(rows, expected)
 
 
 @pytest.mark.slow
@@ -151,26 +158,16 @@ def test_tensorflow_serving_gives_the_rows_of_the_same_saved_model(settings):
             name: found.numpy() for name, found in predict(**{key: tf.constant(value) for key, value in arrays.items()}).items()
         }
 
-    images = [EncodedImage(ImageRef(file.name), file.read_bytes()) for file in SCENES]
-    local = load_detector(ModelConfig("digits"), DetectConfig(**settings))
-    expected, metadata = [detection_row(found) for found in local.detect(images)], local.model.metadata
-    local.close()
+    expected, metadata = bundled(settings=settings)
     described = {field: getattr(metadata, field) for field in ("resize", "class_names", "box_format", "box_units")}
     server = TensorFlowServer(run, {}, {}, versions=(version,))
     saved = saved_model_pb2.SavedModel.FromString(Path(folder, "saved_model.pb").read_bytes())
     server.signatures = dict(saved.meta_graphs[0].signature_def)
     with serving(server):
-        model = ModelConfig(path=f"grpc://localhost:{server.port}/toy", name=metadata.name, signature=SIGNATURE, **described)
-        detector = load_detector(model, DetectConfig(engine="tf-serving", **settings))
-        rows = [detection_row(found) for found in detector.detect(images)]
-        detector.close()
-    assert sum(len(row["detections"]) for row in rows) > 30
-    for row, other in zip(rows, expected, strict=True):
-        assert row["model"] == other["model"]
-        assert [one["class_id"] for one in row["detections"]] == [one["class_id"] for one in other["detections"]]
-        for field in ("box_xyxy", "confidence"):
-            found, wanted = ([one[field] for one in each["detections"]] for each in (row, other))
-            np.testing.assert_allclose(found, wanted, atol=0.02)
+        path = f"grpc://localhost:{server.port}/toy"
+        rows, _ = bundled(path, "tf-serving", settings, name=metadata.name, signature=SIGNATURE, **described)
+    assert [row["model"] for row in rows] == [other["model"] for other in expected]
+    check_equal(rows, expected)
 
 
 def test_a_signature_that_tensorflow_serving_does_not_have_is_one_line():
@@ -285,20 +282,6 @@ def test_a_server_that_dies_and_starts_again_costs_no_image(toy, capfd):
         assert confidences([one.result()[0] for one in started]) == GREYS
 
 
-def test_a_server_that_starts_later_is_waited_for(server_of):
-    server = server_of()
-    server.start()
-    server.stop()  # its port is known now
-    begun = threading.Timer(0.5, server.start)
-    begun.start()
-    try:
-        with detector_of(server) as detector:
-            assert confidences(detector.detect([image(100)])) == [100]
-    finally:
-        begun.join()
-        server.stop()
-
-
 def test_a_server_that_stays_away_fails_the_job_and_no_image(toy):
     """Its next run takes the images again."""
     with toy() as server, detector_of(server, server_wait_s=0.2) as detector:
@@ -341,7 +324,7 @@ def test_tls(toy, tmp_path):
     subprocess.run(made, check=True, capture_output=True)
     credentials = grpc.ssl_server_credentials([(key.read_bytes(), certificate.read_bytes())])
     script = (
-        "import sys\nfrom pipeline.config import ModelConfig\nfrom pipeline.detect.remote_server import RemoteServer\n"
+        "import sys\nfrom pipeline.config import ModelConfig\nfrom pipeline.detect.remote_engine import RemoteServer\n"
         "print(RemoteServer(ModelConfig(path=sys.argv[1], server_wait_s=60), sys.argv[2]).version)"
     )
     with toy(credentials=credentials) as server:

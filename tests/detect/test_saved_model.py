@@ -4,15 +4,16 @@ import dataclasses
 import shutil
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 
 from models.metadata import METADATA_PATH, DetectorMetadata, write_metadata
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.describe_model import describe
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.load_model import load
 from pipeline.detect.saved_model import name_and_version
+from pipeline.detect.signature import Signature, Tensor
 from pipeline.detect.versions import fingerprint, locate
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef
@@ -175,44 +176,27 @@ def test_a_config_that_does_not_fit_the_model_is_one_clear_error(plain_model, co
     assert "\n" not in str(caught.value)
 
 
-def spec_cases():
-    import tensorflow as tf
-
-    def result(n):
-        return {"boxes": tf.zeros([n, 1, 4]), "scores": tf.zeros([n, 1])}
-
-    def named(shape, dtype, name):
-        return tf.TensorSpec(shape, dtype, name)
-
-    return {
-        "strings": (lambda image_bytes: result(tf.size(image_bytes)), [named((None,), tf.string, "image_bytes")]),
-        "none": (lambda: result(1), []),
-        "int32": (lambda images: result(tf.shape(images)[0]), [named((None, 96, 128, 3), tf.int32, "images")]),
-        "any": (lambda images: result(1), [named(None, tf.uint8, "images")]),
-        "grey": (lambda images: result(1), [named((None, 96, 128, 1), tf.uint8, "images")]),
-        "two": (
-            lambda images, sizes: result(tf.size(sizes)),
-            [named((None, 96, 128, 3), tf.uint8, "images"), named((None,), tf.int32, "sizes")],
-        ),
-    }
+IMAGES = Tensor((None, 96, 128, 3), "uint8")
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"),
+    ("inputs", "message"),
     [
-        ("strings", "expected an input 'images', the signature takes ['image_bytes']"),
-        ("none", "expected an input 'images', the signature takes []"),
-        ("int32", "the signature takes int32 (None, 96, 128, 3)"),
-        ("any", "the signature takes uint8 of any shape"),
-        ("grey", "the signature takes uint8 (None, 96, 128, 1)"),
-        ("two", "expected a signature of the inputs ['images'], it takes ['images', 'sizes']"),
+        ({"image_bytes": Tensor((None,), "object")}, "expected an input 'images', the signature takes ['image_bytes']"),
+        ({}, "expected an input 'images', the signature takes []"),
+        ({"images": Tensor((None, 96, 128, 3), "int32")}, "the signature takes int32 (None, 96, 128, 3)"),
+        ({"images": Tensor(None, "uint8")}, "the signature takes uint8 of any shape"),
+        ({"images": Tensor((None, 96, 128, 1), "uint8")}, "the signature takes uint8 (None, 96, 128, 1)"),
+        (
+            {"images": IMAGES, "sizes": Tensor((None,), "int32")},
+            "expected a signature of the inputs ['images'], it takes ['images', 'sizes']",
+        ),
     ],
 )
-def test_a_model_that_takes_no_images_is_one_clear_error(tmp_path, kind, message):
-    predict, specs = spec_cases()[kind]
-    folder = save_model(tmp_path / "model", predict, *specs)
+def test_a_model_that_takes_no_images_is_one_clear_error(inputs, message):
+    outputs = {"boxes": Tensor((None, 1, 4), "float32"), "scores": Tensor((None, 1), "float32")}
     with pytest.raises(ModelError) as caught:
-        load(ModelConfig(path=folder), CPU)
+        describe(Signature(inputs, outputs, dict), None, ModelConfig(path="m"), "m", CPU)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -259,52 +243,14 @@ def test_a_damaged_model_is_one_clear_error(tmp_path, plain_model, damage, messa
     assert "\n" not in str(caught.value)
 
 
-class TestLocate:
-    @pytest.fixture
-    def versions(self, tmp_path):
-        def make(*names):
-            for name in names:
-                (tmp_path / name).mkdir(parents=True)
-                (tmp_path / name / "saved_model.pb").touch()
-            return tmp_path
-
-        return make
-
-    @pytest.mark.parametrize(
-        ("names", "path", "folder", "version"),
-        [
-            pytest.param(["m"], "m", "m", "its fingerprint", id="the model itself"),
-            pytest.param(["m"], "m/", "m", "its fingerprint", id="with a slash"),
-            pytest.param(["m/7"], "m/7", "m/7", "7", id="one version"),
-            pytest.param(["m/9", "m/10"], "m", "m/10", "10", id="the newest by number"),
-            pytest.param(["m/1", "m/tmp2", "m/2.bak"], "m", "m/1", "1", id="only numbers are versions"),
-            pytest.param(["m[1]*/2"], "m[1]*", "m[1]*/2", "2", id="characters of globs"),
-        ],
-    )
-    def test_a_path_means_a_model_or_its_newest_version(self, versions, names, path, folder, version):
-        base = versions(*names)
-        expected = fingerprint(f"{base}/{folder}") if version == "its fingerprint" else version
-        assert locate(f"{base}/{path}") == (f"{base}/{folder}", expected)
-
-    def test_a_version_without_a_graph_is_still_being_written(self, versions):
-        base = versions("m/1")
-        (base / "m" / "2").mkdir()
-        assert locate(f"{base}/m")[1] == "1"
-
-    @pytest.mark.parametrize("path", ["absent", "empty", "file", "nosuchscheme://x/y"])
-    def test_no_model_there_is_one_clear_error(self, tmp_path, monkeypatch, path):
-        monkeypatch.chdir(tmp_path)
-        Path("empty").mkdir()
-        Path("file").touch()
-        with pytest.raises(ModelError, match=f"model {path}: ") as caught:
-            locate(path)
-        assert "\n" not in str(caught.value)
-
-
-def test_names_come_from_the_config_then_the_model_then_its_folder(bright_model, plain_model):
-    assert load(ModelConfig(path=bright_model), CPU).metadata.name == "bright"
-    assert load(ModelConfig(path=bright_model, name="mine"), CPU).metadata.name == "mine"
-    assert load(ModelConfig(path=plain_model), CPU).metadata.name == "plain"
+@pytest.mark.parametrize("path", ["absent", "empty", "file", "nosuchscheme://x/y"])
+def test_no_model_there_is_one_clear_error(tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    Path("file").touch()
+    with pytest.raises(ModelError, match=f"model {path}: ") as caught:
+        locate(path)
+    assert "\n" not in str(caught.value)
 
 
 def test_class_names_may_stand_in_a_file(tmp_path, plain_model):
@@ -367,12 +313,6 @@ def test_a_device_that_is_not_there_is_one_clear_error(bright_model, settings, m
     assert message in str(caught.value)
 
 
-def test_the_image_is_what_the_test_says(bright_image):
-    pixels = cv2.imdecode(np.frombuffer(bright_image.content, np.uint8), cv2.IMREAD_GRAYSCALE)
-    assert pixels[BOX[1] : BOX[3], BOX[0] : BOX[2]].min() == 255
-    assert int(pixels.sum()) == 255 * (BOX[2] - BOX[0]) * (BOX[3] - BOX[1])
-
-
 @pytest.mark.parametrize("name", [None, "mine"])
 def test_name_and_version_of_a_model_are_known_without_loading_it(name, bright_model, gcs_bucket):
     """As its rows will say them, also of one on object storage, of which only its description is read."""
@@ -387,11 +327,6 @@ def test_name_and_version_of_a_model_are_known_without_loading_it(name, bright_m
 
 def test_a_model_without_a_number_has_the_fingerprint_of_its_files_as_its_version(tmp_path, bright_model):
     """A copy is the same version, wherever and whenever it was made; another network, or another description, is not."""
-    import shutil
-
-    from pipeline.config import ModelConfig
-    from pipeline.detect.saved_model import name_and_version
-
     versions = []
     for name in ("one", "copy", "changed"):
         shutil.copytree(f"{bright_model}/3", tmp_path / name)

@@ -3,20 +3,77 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.detector import Detector
+from pipeline.detect.engine import ModelFailed, OpenedModel
 from pipeline.detect.load_detector import load_detector
+from pipeline.errors import ModelError
 from pipeline.storage.files import write_file
 from tests.tiny_models import bright_box, save_model
 
 HW = (96, 128)
 NEVER = 1e6  # seconds: tests look themselves
+TOY = "tests.detect.versioned_models:open_model"  # an engine that loads at once
+
+
+class Toy:
+    """The engine `TOY`: finds the bright rectangle, or another one where its file says so."""
+
+    batch_sizes, concurrent_batches = (1, 2, 4), 2
+
+    def __init__(self, says: dict[str, Any]):
+        self._says = says
+
+    def run(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
+        """Fails on a white image where its file says so."""
+        if "fails" in self._says and pixels.min() == 255:
+            raise ModelFailed(self._says["fails"])
+        found = np.zeros((len(pixels), 1, 4), np.float32)
+        for box, image in zip(found, pixels, strict=True):
+            rows, columns = (np.flatnonzero((image[..., 0] > 127).any(axis)) for axis in (1, 0))
+            if len(rows):
+                box[0] = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
+        boxes = found if "box" not in self._says else np.broadcast_to(np.float32(self._says["box"]), found.shape)
+        return {"boxes": boxes, "scores": np.full((len(pixels), 1), self._says["version"] / 100, np.float32)}
+
+    def close(self) -> None:
+        """Has nothing to free."""
+
+
+def open_model(local: str, folder: str, _model: ModelConfig, _detect: DetectConfig) -> OpenedModel:
+    """Opens what `write_version` wrote."""
+    says = json.loads(Path(local, "model.onnx").read_text())
+    if "broken" in says:
+        raise ModelError(f"model {folder}: {says['broken']}")
+    if "grows" in says and not Path(local, "part").exists():
+        Path(local, "part").write_bytes(b"more")
+    classes = tuple(says.get("classes", "a"))
+    metadata = DetectorMetadata(
+        says.get("name", "detector"), HW, "stretch", classes, classes_output="", count_output="", box_units="pixels"
+    )
+    requests = (np.full((1, *HW, 3), 255, np.uint8), *(text.encode() for text in says.get("requests", ())))
+    return OpenedModel(Toy(says), metadata, warmup_requests=requests)
+
+
+def write_version(path: Path | str, version: int, **says: Any) -> str:
+    """Writes a version of `TOY` below a folder of versions, local or on object storage; returns its folder.
+
+    Args:
+      path: The folder of versions.
+      version: Its number.
+      **says: `name`, `classes`, `requests` of a warm-up file, `box` that it finds, why it `fails` or is `broken`, or whether
+        it `grows` at its first load.
+    """
+    write_file(f"{path}/{version}/model.onnx", json.dumps({"version": version, **says}).encode())
+    return f"{path}/{version}"
 
 
 def save_version(path: Path, version: int, call_ms: int = 0, values: int = 1, outputs: Any = None) -> Path:
@@ -57,21 +114,6 @@ def _none_after(call_ms: int, images: Any) -> Any:
     return tf.cast(late.reduce(tf.cast(images, tf.int64), lambda _, none: none), tf.int32)
 
 
-def elsewhere(images: Any) -> dict[str, Any]:
-    """What a version computes that finds another box than the others, and is sure of it."""
-    import tensorflow as tf
-
-    many = tf.shape(images)[0]
-    return {"boxes": tf.tile([[[0.0, 0.0, 0.1, 0.1]]], [many, 1, 1]), "scores": tf.fill([many, 1], 0.9)}
-
-
-def upload_version(saved: Path, folder: Path | str, *, without: str = "") -> None:
-    """Copies a SavedModel to a folder, local or on object storage, but for files of a name."""
-    for path in saved.rglob("*"):
-        if path.is_file() and path.name != without:
-            write_file(f"{folder}/{path.relative_to(saved)}", path.read_bytes())
-
-
 def version_of(result: Any) -> str:
     """The version that has made a result, by its confidence."""
     (confidence,) = result.detections.confidences
@@ -94,4 +136,4 @@ def look(detector: Detector, times: int = 2) -> None:
     """Has a detector look which version is wanted."""
     assert detector.watched
     for _ in range(times):
-        detector.watched.look()
+        detector.watched.poll()

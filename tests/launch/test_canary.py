@@ -52,7 +52,7 @@ def test_a_job_whose_canary_met_no_image_says_so_at_its_end_and_in_its_report(ru
     write_bright_image(tmp_path / "in" / "a.png", (64, 48), (10, 10, 40, 30))
     arguments = ("--input", tmp_path / "in", "--output", tmp_path / "out", "--model", model, "--model-version", "stable")
     code, out, err = run_job(*arguments)
-    assert code == 0 and "canary 8 gets 5.0% of the images once it is loaded" in err
+    assert code == 0 and "model detector: canary 8: 0 images: it is not loaded yet" in err
     assert "  canary 8: 0 images: it is not loaded yet\n" in out
     canary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))["canary"]
     assert (canary["version"], canary["images"], canary["why_no_images"]) == ("8", 0, "it is not loaded yet")

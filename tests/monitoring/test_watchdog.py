@@ -11,8 +11,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from pipeline.config import DetectConfig, ReadConfig
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.detector import Detector
-from pipeline.detect.loaded_model import LoadedModel
-from pipeline.detect.model_in_use import ModelInUse
+from pipeline.detect.loaded_model import LoadedModel, ModelInUse
 from pipeline.monitoring import watchdog
 from pipeline.monitoring.watchdog import Watchdog
 from pipeline.read.read_ahead import ReadAhead

@@ -1,4 +1,4 @@
-"""Client of a model on servers: retries, several endpoints, and which images are at fault."""
+"""An engine over a model on servers: described by their metadata, with retries and several endpoints."""
 
 from __future__ import annotations
 
@@ -12,8 +12,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pipeline.config import ModelConfig
+from models.metadata import DetectorMetadata
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.describe_model import describe
+from pipeline.detect.engine import ModelFailed, OpenedModel
+from pipeline.detect.model_arrays import split_metadata
 from pipeline.detect.server_protocols import PROTOCOLS
+from pipeline.detect.signature import Arrays, Signature, SignatureEngine, channels_last
+from pipeline.detect.tensorflow_setup import concurrent_batches_of
 from pipeline.detect.versions import first_line, is_remote
 from pipeline.errors import ModelError
 from pipeline.results.cancellation import stopped
@@ -26,6 +32,7 @@ _TRIES = 3  # while a server is busy; then the images may be the reason
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _REST_S = 5.0  # an endpoint that failed is left alone for so long, if there is another one
 _NOTICE_S = 3.0
+_BATCH_SIZES = (1, 2, 4, 8)
 _T = TypeVar("_T")
 
 
@@ -51,8 +58,7 @@ class RemoteServer:
             raise ModelError(f"model {model.path}: expected grpc://host:port/name or grpc://host:port,host:port/name, or grpcs")
         self._path, self._wait_s = model.path, model.server_wait_s
         self._protocol = PROTOCOLS[engine](found[3], model.signature or "serving_default", model.server_timeout_s)
-        hosts = found[2].split(",")
-        self._clients = [self._protocol.connect(host, secure=found[1] == "grpcs") for host in hosts]
+        self._clients = [self._protocol.connect(host, secure=found[1] == "grpcs") for host in found[2].split(",")]
         self._failed_at = [-_REST_S] * len(self._clients)
         self._turns = itertools.count()
         self._lock = threading.Lock()
@@ -60,11 +66,11 @@ class RemoteServer:
         self._announced = False
         self._loading = True
         try:
-            described = self._patiently(lambda client: self._protocol.describe(client, model.model_version or ""))
-        except ValueError as err:
+            described = self._with_retries(lambda client: self._protocol.describe(client, model.model_version or ""))
+        except ModelFailed as err:
             raise ModelError(f"model {self._path}: the server answers: {err}") from err
-        self.version, self.inputs = described.version, described.inputs
-        self.outputs = {name: tensor for name, tensor in described.outputs.items() if tensor.dtype != "object"}
+        self.version, self.inputs, outputs = described
+        self.outputs = {name: tensor for name, tensor in outputs.items() if tensor.dtype != "object"}
 
     def infer(self, feed: Mapping[str, np.ndarray], wanted: Sequence[str]) -> list[np.ndarray]:
         """Runs the model on a batch.
@@ -77,16 +83,16 @@ class RemoteServer:
           The wanted outputs.
 
         Raises:
-          ValueError: The server refuses these images, and accepts a blank one.
+          ModelFailed: The server refuses these images, and accepts a blank one.
           ModelError: The job was stopped, or the server is away for too long.
         """
         blank = {name: np.zeros_like(array[:1]) if array.ndim else array for name, array in feed.items()}
 
-        def blame() -> bool:
-            """Whether the images are the reason: of several the caller tries each one; one fails where a blank image does not."""
-            return _count(feed) > 1 or self._loading or (self._answers(blank, wanted) and not self._answers(feed, wanted))
+        def images_at_fault() -> bool:
+            """Of several images the caller tries each one; a single one is at fault where a blank one is not."""
+            return _count(feed) > 1 or self._loading or (self._accepts(blank, wanted) and not self._accepts(feed, wanted))
 
-        return self._patiently(lambda client: self._request(client, feed, wanted), blame)
+        return self._with_retries(lambda client: self._request(client, feed, wanted), images_at_fault)
 
     def loaded(self) -> None:
         """From now on an error that a blank image meets too is waited for."""
@@ -97,7 +103,7 @@ class RemoteServer:
         for client in self._clients:
             client.close()
 
-    def _answers(self, feed: Mapping[str, np.ndarray], wanted: Sequence[str]) -> bool:
+    def _accepts(self, feed: Mapping[str, np.ndarray], wanted: Sequence[str]) -> bool:
         try:
             self._request(self._next()[1], feed, wanted)
         except Exception:  # noqa: BLE001  whatever a server answers
@@ -110,11 +116,11 @@ class RemoteServer:
             dtype = self.outputs[name].dtype
             if array is None or array.shape[:1] != (count,) or array.dtype != dtype:
                 got = "none" if array is None else f"{array.dtype} {array.shape}"
-                raise ValueError(f"expected output '{name}' {dtype} of {count} images from the server, got {got}")
+                raise ModelFailed(f"expected output '{name}' {dtype} of {count} images from the server, got {got}")
             arrays.append(array)
         return arrays
 
-    def _patiently(self, call: Callable[[Any], _T], blame: Callable[[], bool] = lambda: True) -> _T:
+    def _with_retries(self, call: Callable[[Any], _T], images_at_fault: Callable[[], bool] = lambda: True) -> _T:
         """Calls one endpoint after the other until one answers; waits with growing pauses while none does."""
         pause = _FIRST_PAUSE_S
         for attempt in itertools.count(1):
@@ -122,7 +128,7 @@ class RemoteServer:
             try:
                 answer = call(client)
             except Exception as err:  # noqa: BLE001  tritonclient's own, gRPC's and NumPy's, for what the server answers
-                self._note_failure(number, err, blame, attempt)
+                self._note_failure(number, err, images_at_fault, attempt)
             else:
                 self._failed_at[number] = -_REST_S
                 with self._lock:
@@ -133,25 +139,23 @@ class RemoteServer:
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
         raise AssertionError
 
-    def _note_failure(self, number: int, err: Exception, blame: Callable[[], bool], attempt: int) -> None:
+    def _note_failure(self, number: int, err: Exception, images_at_fault: Callable[[], bool], attempt: int) -> None:
         """Returns if another attempt may help, else raises."""
         code, reason = _code_and_reason(err)
         if code in _AWAY:
             self._failed_at[number] = time.monotonic()
-        is_no_name = (
-            self._loading and code == "NOT_FOUND" and self._away_since is None
-        )  # one that has just come may still load it
-        may_pass = code in _AWAY and not is_no_name
-        if not may_pass and (code not in _BUSY or attempt >= _TRIES) and blame():
-            raise ValueError(reason) from err
+        # a server that has just come may still load a model that it does not know
+        is_unknown = self._loading and code == "NOT_FOUND" and self._away_since is None
+        may_pass = code in _AWAY and not is_unknown
+        if not may_pass and (code not in _BUSY or attempt >= _TRIES) and images_at_fault():
+            raise ModelFailed(reason) from err
         PROCESS.parts["detector"].progressed()  # waiting is not being stuck
         with self._lock:
-            now = time.monotonic()
-            self._away_since = self._away_since or now
-            away_s = now - self._away_since
-            announce = away_s > _NOTICE_S and not self._announced
-            self._announced |= announce
-        if announce:
+            self._away_since = self._away_since or time.monotonic()
+            away_s = time.monotonic() - self._away_since
+            is_news = away_s > _NOTICE_S and not self._announced
+            self._announced |= is_news
+        if is_news:
             notice = f"waiting for model {self._path}, which has not answered for {_NOTICE_S:g} s: {reason}"
             print(notice, file=sys.stderr, flush=True)
         if stopped():
@@ -163,8 +167,9 @@ class RemoteServer:
         """The endpoint whose turn it is, of those that have not failed lately; of all if all have."""
         first, many = next(self._turns), len(self._clients)
         numbers = [(first + n) % many for n in range(many)]
-        rested = [n for n in numbers if time.monotonic() - self._failed_at[n] > _REST_S]
-        return (chosen := (rested or numbers)[0]), self._clients[chosen]
+        rested = (n for n in numbers if time.monotonic() - self._failed_at[n] > _REST_S)
+        chosen = next(rested, numbers[0])
+        return chosen, self._clients[chosen]
 
 
 def _count(feed: Mapping[str, np.ndarray]) -> int:
@@ -178,6 +183,63 @@ def _code_and_reason(err: Exception) -> tuple[str, str]:
     code = str(status() or "").rpartition(".")[2] if callable(status) else ""
     details = getattr(err, "details", None)
     return code, f"[{code}] {details()}" if callable(details) else first_line(err)
+
+
+def open_model(_local: str, folder: str, model: ModelConfig, detect: DetectConfig) -> OpenedModel:
+    """Describes a server's model, and finds the batch sizes that the server takes; see `ENGINES`.
+
+    Raises:
+      ModelError: The server is away for too long, has no such model, or the model is no detector.
+      ModelFailed: It fails on a blank image.
+    """
+    if detect.precision != "float32" or detect.xla:
+        raise ModelError(f"engine {detect.engine}: expected no --precision and no --xla, which are the server's own settings")
+    server = RemoteServer(model, detect.engine)
+    try:
+        return _opened(server, folder, model, detect)
+    except BaseException:
+        server.close()
+        raise
+
+
+def _opened(server: RemoteServer, folder: str, model: ModelConfig, detect: DetectConfig) -> OpenedModel:
+    wanted = list(server.outputs)
+
+    def run(feed: Arrays) -> Arrays:
+        return dict(zip(wanted, server.infer(feed, wanted), strict=True))
+
+    signature, _ = channels_last(Signature(server.inputs, server.outputs, run))
+    metadata = describe(signature, None, model, folder, detect)
+    if metadata.resize == "none":
+        raise ModelError(f"model {folder}: takes images of any size; set model.input_hw and model.resize")
+    used = {metadata.boxes_output, metadata.scores_output, metadata.classes_output, metadata.count_output}
+    wanted = [name for name in wanted if name in used]
+    batch = signature.batch_of(metadata)
+    engine = SignatureEngine(
+        signature,
+        metadata,
+        detect,
+        batch_sizes=(batch,) if batch else detect.batch_sizes or _BATCH_SIZES,
+        concurrent_batches=concurrent_batches_of(detect, gpu=False),
+        close=server.close,
+    )
+    engine.batch_sizes = _accepted(engine, metadata)
+    server.loaded()
+    return OpenedModel(engine, split_metadata(metadata), batch, version=server.version)
+
+
+def _accepted(engine: SignatureEngine, metadata: DetectorMetadata) -> tuple[int, ...]:
+    """The batch sizes up to the largest one that the server accepts; raises ModelFailed if it accepts none."""
+    sizes: Sequence[int] = engine.batch_sizes
+    for count in range(len(sizes), 0, -1):
+        try:
+            engine.run(np.zeros((sizes[count - 1], *metadata.input_hw, 3), np.uint8))
+        except ModelFailed:
+            if count == 1:
+                raise
+        else:
+            return tuple(sizes[:count])
+    raise AssertionError
 
 
 def check_engine(model: ModelConfig, engine: str) -> None:
