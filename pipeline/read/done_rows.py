@@ -37,18 +37,18 @@ class DoneRows(NamedTuple):
         """The keys, sorted."""
         return _keys(self)
 
-    def among(self, refs: Sequence[ImageRef], ask: ThreadPoolExecutor | None = None) -> list[bool]:
-        """Which of some images are done.
+    def among(self, refs: Sequence[ImageRef], ask: ThreadPoolExecutor | None = None) -> np.ndarray:
+        """Which of some images are done, `(N,) bool`.
 
         Args:
           refs: The images.
           ask: Asks storage for generations that are not known; None: images without one are not done.
         """
         if not len(self.keys):
-            return [False] * len(refs)
+            return np.zeros(len(refs), bool)
         known = list(ask.map(_generation, refs)) if ask else [ref.generation for ref in refs]
-        wanted = np.fromiter(map(self.version.key, (ref.uri for ref in refs), known), np.uint64, len(refs))
-        return [is_done and known != "" for is_done, known in zip(contains(self.keys, wanted).tolist(), known, strict=True)]
+        done = contains(self.keys, self.version.keys((ref.uri for ref in refs), known))
+        return done & np.array([generation != "" for generation in known], bool) if "" in known else done
 
 
 @functools.lru_cache(maxsize=2)

@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import compress, islice
-from operator import not_
 from typing import Any, NamedTuple
 
 import apache_beam as beam
@@ -35,7 +34,7 @@ from pipeline.storage.listing import MAX_PARALLEL
 # An image in the shuffle: `extra`, `size_bytes`, its generation, if what is done is left out, and its location in bytes, since
 # not every name is Unicode. It takes 210 bytes of a local runner's memory; a record took 750.
 _Listed = tuple[str, int, str, bytes]
-_REFS_AT_ONCE = 4096
+_REFS_AT_ONCE = 512  # fewer than make Python look for garbage
 _PARTITIONS = 4096  # each in memory at once: 25,000 names of 100 million
 _GROUP_IMAGES = 64  # a second of a GPU's work: how much longer than others one worker may take at the end
 
@@ -180,13 +179,13 @@ class _ListImages(_Counting):
             self._worker_context.check_worker()
 
     def process(self, group: Sequence[Piece | str]) -> Iterator[Any]:
-        found = until_cancelled(self._found(group))
-        while some := list(islice(found, _REFS_AT_ONCE)):
-            refs = [each.ref if isinstance(each, DeadLetter) else each for each in some]
-            done = self._done.among(refs) if self._done else [False] * len(some)
-            self._skip(sum(done), done=True)
-            self._count(sum(done))
-            for each in compress(some, map(not_, done)):
+        found = self._found(group)
+        for some in until_cancelled(iter(lambda: list(islice(found, _REFS_AT_ONCE)), [])):
+            if self._done:
+                done = self._done.among([each.ref if isinstance(each, DeadLetter) else each for each in some])
+                self._count(int(done.sum()))
+                self._skip(int(done.sum()), done=True)
+            for each in compress(some, ~done) if self._done else some:
                 if isinstance(each, DeadLetter):
                     self._count()
                     yield self._dead(each)
