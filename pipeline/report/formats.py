@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 import urllib.parse
 
@@ -91,20 +90,6 @@ def duration(seconds: object) -> str:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours < 48 else f"{hours // 24:,} d {hours % 24} h"
-
-
-def moment(value: object) -> str:
-    """An ISO 8601 time to the second; any other text unchanged.
-
-    >>> moment("2026-03-01T12:30:05.123+00:00"), moment("soon"), moment(None)
-    ('2026-03-01 12:30:05 UTC', 'soon', '—')
-    """
-    if value is None:
-        return MISSING
-    try:
-        return datetime.datetime.fromisoformat(str(value)).strftime("%Y-%m-%d %H:%M:%S %Z").strip()
-    except ValueError:
-        return str(value)
 
 
 def setting(value: object) -> str:

@@ -25,7 +25,7 @@ from pipeline.failures import REASONS
 from pipeline.records import DeadLetter, DetectedImage
 from pipeline.report.annotate import annotate, class_colour
 from pipeline.report.charts import Bar, bars, rate_over_time, slowest_over_time
-from pipeline.report.formats import counted, duration, link, moment, number, readable, setting, share
+from pipeline.report.formats import counted, duration, link, number, readable, setting, share
 
 _SHOWN_CLASSES = 30
 _SHOWN_LETTERS = 20  # per reason; all of them are in dead_letters/*.jsonl
@@ -113,7 +113,7 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"duration": duration, "moment": moment, "number": number, "setting": setting}
+    made.filters |= {"duration": duration, "number": number, "setting": setting}
     return made
 
 

@@ -1,24 +1,21 @@
 """The live page: the report so far, for a browser of this machine only."""
 
-import dataclasses
 import html
 import http.client
 import json
 import re
 import signal
 import socket
-import threading
 
 import cv2
 import numpy as np
 import pytest
 
 from pipeline.config import Config
-from pipeline.failures import ImageError
 from pipeline.monitoring import http_server, live_page
 from pipeline.monitoring.http_server import served
 from pipeline.monitoring.live_page import HOST, LivePage
-from pipeline.records import DetectedImage, Detections, ImageRef, Timing
+from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.samples import REPORT_SAMPLES
 from tests.emulators import free_ports
@@ -30,40 +27,29 @@ JPEG = cv2.imencode(".jpg", np.full((60, 80, 3), 200, np.uint8))[1].tobytes()
 BOX = Detections(np.array([[5, 5, 40, 30]], np.float32), np.zeros(1, np.int32), np.array([0.75], np.float32), ("cat",))
 
 
-class Job:
-    """The statistics of a job that goes on as the test says."""
-
-    def __init__(self):
-        self.stats = JobStats(batch_sizes=(1, 2, 4))
-        self.lock = threading.Lock()
-
-    def now(self):
-        with self.lock:
-            return dataclasses.replace(self.stats.copy(), batch_sizes=self.stats.batch_sizes)
-
-    def detect(self, images=1, name="a.jpg"):
-        for number in range(images):
-            timing = Timing(0.01, 0.02, 0.03, 0.001, latency=0.05, finished_at=1e9 + number, led_batch=2, model=0.02)
-            with self.lock:
-                self.stats.read += 1
-                image = DetectedImage(ImageRef(f"{number}/{name}"), 80, 60, "m", "1", BOX, timing, JPEG)
-                self.stats.add_detected([image], REPORT_SAMPLES)
-
-    def fail(self):
-        with self.lock:
-            self.stats.read += 1
-            self.stats.add_dead(ImageError("decode", "not_an_image", HOSTILE).dead_letter(ImageRef(HOSTILE)))
-
-
 @pytest.fixture
-def job(monkeypatch):
+def stats(monkeypatch):
+    """Those of a job that goes on as the test says."""
     monkeypatch.setattr(live_page, "_EVERY_S", 0)
-    return Job()
+    return JobStats(batch_sizes=(1, 2, 4))
 
 
-def shown(job, port=0):
+def detect(stats, images, name="a.jpg"):
+    for number in range(images):
+        timing = Timing(0.01, 0.02, 0.03, 0.001, latency=0.05, finished_at=1e9 + number, led_batch=2, model=0.02)
+        image = DetectedImage(ImageRef(f"{number}/{name}"), 80, 60, "m", "1", BOX, timing, JPEG)
+        stats.add_detected([image], REPORT_SAMPLES)
+    stats.read += images
+
+
+def fail(stats):
+    stats.add_dead(DeadLetter(ImageRef(HOSTILE), "decode", "not_an_image", HOSTILE))
+    stats.read += 1
+
+
+def shown(stats):
     """Serves the page; yields the port."""
-    return served(HOST, port, "page_port", {"/": LivePage(Config(), job.now).answer})
+    return served(HOST, 0, "page_port", {"/": LivePage(Config(), stats.copy).answer})
 
 
 def asked(port, path="/", *, host=None, method="GET"):
@@ -77,12 +63,12 @@ def counts(port):
     return [int(each.replace(",", "")) for each in re.findall(r"<b>([\d,]+)</b><span", asked(port).read().decode())]
 
 
-def test_figures_failures_and_pictures_come_with_each_load_and_it_reloads_itself(job):
-    with shown(job) as port:
+def test_figures_failures_and_pictures_come_with_each_load_and_it_reloads_itself(stats):
+    with shown(stats) as port:
         assert counts(port) == [0, 0, 0, 0, 0]
-        job.detect(3)
-        job.fail()
-        job.stats.read += 5
+        detect(stats, 3)
+        fail(stats)
+        stats.read += 5
         text = asked(port).read().decode()
         assert counts(port) == [9, 3, 1, 0, 5]
     assert '<meta http-equiv="refresh"' in text and "<script" not in text
@@ -90,46 +76,46 @@ def test_figures_failures_and_pictures_come_with_each_load_and_it_reloads_itself
     assert {"Images per second", "Batches filled", "Latency, median"} <= set(re.findall("<dt>(.*?)</dt>", text))
 
 
-def test_names_and_messages_are_text(job):
-    job.detect(1, HOSTILE)
-    job.fail()
-    with shown(job) as port:
+def test_names_and_messages_are_text(stats):
+    detect(stats, 1, HOSTILE)
+    fail(stats)
+    with shown(stats) as port:
         text = asked(port).read().decode()
     assert "<img src=x" not in text and "\u202e" not in text
     assert html.escape('<img src=x onerror="document.title=1">') in text.replace("&#34;", "&quot;")
 
 
-def test_a_page_of_another_name_gets_nothing(job):
+def test_a_page_of_another_name_gets_nothing(stats):
     """A name that an attacker's DNS points at this machine."""
-    with shown(job) as port:
+    with shown(stats) as port:
         answer = asked(port, host=f"attacker.example:{port}")
         assert (answer.status, answer.read()) == (421, b"expected the host 127.0.0.1 or localhost\n")
         assert asked(port, host=f"localhost:{port}").status == 200
         assert asked(port, host=HOST).status == 200, "browsers leave out port 80"
 
 
-def test_loads_of_the_page_do_not_move_the_window_of_its_figures(job, monkeypatch):
+def test_loads_of_the_page_do_not_move_the_window_of_its_figures(stats, monkeypatch):
     """Ten loads in a row, of a script or a reader who reloads, show what one shows."""
     monkeypatch.setattr(live_page, "_EVERY_S", 1000)
-    job.detect(20)
-    with shown(job) as port:
+    detect(stats, 20)
+    with shown(stats) as port:
         rates = {re.findall("per second</dt><dd>(.*?)</dd>", asked(port).read().decode())[0] for _ in range(10)}
     assert len(rates) == 1 and rates != {"0.0"}
 
 
-def test_it_changes_nothing_and_serves_nothing_else(job):
-    job.detect(1)
-    with shown(job) as port:
+def test_it_changes_nothing_and_serves_nothing_else(stats):
+    detect(stats, 1)
+    with shown(stats) as port:
         answer = asked(port)
         assert answer.headers["X-Content-Type-Options"] == "nosniff" and b"default-src " in answer.read()
         assert asked(port, method="POST").status == 501
         assert asked(port, "/../../etc/passwd").status == 404
 
 
-def test_readers_that_do_not_read_are_few_and_make_room_without_a_trace(job, monkeypatch, capfd):
+def test_readers_that_do_not_read_are_few_and_make_room_without_a_trace(stats, monkeypatch, capfd):
     monkeypatch.setattr(http_server._Handler, "timeout", 0.2)
-    job.detect(1)
-    with shown(job) as port:
+    detect(stats, 1)
+    with shown(stats) as port:
         silent = [socket.create_connection((HOST, port)) for _ in range(3 * http_server._MOST_CONNECTIONS)]
         wait_until(lambda: asked_or_none(port) == 200)
         for each in silent:
