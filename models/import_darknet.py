@@ -12,7 +12,7 @@ from models.class_names import read_class_names
 from models.darknet.cfg import DarknetError
 from models.darknet.network import parse_network
 from models.darknet.weights import read_weights
-from models.export import check_output_dir, export_detector
+from models.export import export_detector
 from models.metadata import DetectorMetadata, Resize
 from models.quiet import quiet_stderr
 
@@ -45,7 +45,6 @@ def import_darknet(
       DarknetError: A file cannot be used; the message names it, and has what was expected and what came.
       OSError: A file cannot be read, or the output cannot be written.
     """
-    check_output_dir(output_dir)
     with _naming(cfg_path):
         network = parse_network(Path(cfg_path).read_text(encoding="utf-8-sig"), input_hw)
     with _naming(names_path):

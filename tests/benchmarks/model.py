@@ -30,15 +30,26 @@ _SPREAD = np.array([1.5, 1.5, 0.4, 0.4, 1.5] + [2.0] * CLASSES, np.float32)
 def make_model() -> Path:
     """The SavedModel's folder; made if it is not there."""
     folder = BENCH / "model"
-    if not folder.exists():
-        import tensorflow as tf
+    if folder.exists():
+        return folder
+    import tensorflow as tf
 
-        network = Network()
-        network.calibrate(_calibration_images())
-        unfinished = BENCH / "model.unfinished"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        tf.saved_model.save(_as_module(network), str(unfinished), signatures=_signatures(network))
-        unfinished.rename(folder)
+    network, module = Network(), tf.Module()
+    network.calibrate(_calibration_images())
+    module.weights = list(network.variables.values())
+
+    @tf.function(input_signature=[tf.TensorSpec((None, SIDE, SIDE, 3), tf.float32, "images")], autograph=False)
+    def serving_default(images: Any) -> dict[str, Any]:
+        boxes, scores = _decode(network(images))
+        kept = tf.image.combined_non_max_suppression(
+            boxes[:, :, None], scores, MOST, MOST, iou_threshold=0.45, score_threshold=0.25
+        )
+        return dict(zip(("boxes", "scores", "classes", "num"), kept, strict=True))
+
+    unfinished = BENCH / "model.unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    tf.saved_model.save(module, str(unfinished), signatures={"serving_default": serving_default})
+    unfinished.rename(folder)
     return folder
 
 
@@ -150,32 +161,6 @@ def _decode(heads: list[Any]) -> tuple[Any, Any]:
         confidence = tf.sigmoid(values[..., 4:5]) * tf.sigmoid(values[..., 5:])
         scores.append(tf.reshape(confidence, (-1, grid * grid * 3, CLASSES)))
     return tf.concat(boxes, 1), tf.concat(scores, 1)
-
-
-def _detect(network: Network, images: Any) -> dict[str, Any]:
-    import tensorflow as tf
-
-    boxes, scores = _decode(network(images))
-    kept = tf.image.combined_non_max_suppression(boxes[:, :, None], scores, MOST, MOST, iou_threshold=0.45, score_threshold=0.25)
-    return dict(zip(("boxes", "scores", "classes", "num"), kept, strict=True))
-
-
-def _as_module(network: Network) -> Any:
-    import tensorflow as tf
-
-    module = tf.Module()
-    module.weights = list(network.variables.values())
-    return module
-
-
-def _signatures(network: Network) -> dict[str, Any]:
-    import tensorflow as tf
-
-    @tf.function(input_signature=[tf.TensorSpec((None, SIDE, SIDE, 3), tf.float32, "images")], autograph=False)
-    def serving_default(images: Any) -> dict[str, Any]:
-        return _detect(network, images)
-
-    return {"serving_default": serving_default}
 
 
 def _calibration_images() -> np.ndarray:

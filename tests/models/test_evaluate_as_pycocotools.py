@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import math
 
 import numpy as np
@@ -14,7 +13,6 @@ from pycocotools.cocoeval import COCOeval
 
 from models.evaluate import FIGURES, evaluate
 from models.evaluate.average_precision import mean_figures, measure
-from tests.fixtures import fixtures_dir
 
 
 def random_case(seed, images=12, classes=4, most=9, grid=8, extra=6, digits=1):
@@ -88,31 +86,6 @@ def test_the_figures_of_any_boxes_are_those_of_pycocotools(seed, images, classes
     result = evaluate(rows_of(truth, results), truth, multi_label=True)
     assert [result[key] for key in FIGURES] == pytest.approx(expected, abs=1e-9)
     assert list(result["per_class"].values()) == pytest.approx(by_class, abs=1e-9)
-
-
-def test_the_figures_of_photos_are_those_of_pycocotools():
-    """What one Darknet model found in photos, with the detections of another one as labels."""
-    models = json.loads((fixtures_dir() / "photos_reference_opencv.json").read_text())["models"]
-    ours, labels = (list(model["images"].values()) for model in list(models.values())[:2])
-    assert len(ours) == len(labels) > 5
-
-    def listed(images):
-        for image, one in enumerate(images):
-            for found in one["detections"]:
-                x0, y0, x1, y1 = found["box"]
-                box = {"bbox": [x0, y0, x1 - x0, y1 - y0], "area": (x1 - x0) * (y1 - y0), "score": found["score"]}
-                yield {"image_id": image, "category_id": found["class_id"] + 1, **box}
-
-    truth = {
-        "images": [{"id": n, "file_name": f"{n}.jpg"} for n in range(len(labels))],
-        "annotations": [one | {"id": n, "iscrowd": 0} for n, one in enumerate(listed(labels), 1)],
-        "categories": [{"id": c + 1, "name": f"thing {c}"} for c in range(80)],
-    }
-    results = [{key: one[key] for key in ("image_id", "category_id", "bbox", "score")} for one in listed(ours)]
-    expected, _ = by_pycocotools(truth, results)
-    result = evaluate(rows_of(truth, results), truth, multi_label=True)
-    assert [result[key] for key in FIGURES] == pytest.approx(expected, abs=1e-9)
-    assert 0.2 < result["AP"] < 0.9
 
 
 @pytest.mark.parametrize("seed", range(6))
