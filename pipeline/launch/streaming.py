@@ -31,7 +31,7 @@ from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS, ModelStats
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.stream.check_pubsub import check_subscription, check_topic
-from pipeline.stream.live import LiveStats, WorkerFigures
+from pipeline.stream.live import LiveStats, WorkerStats
 from pipeline.stream.run import RunSettings, opened
 
 _WITHOUT_ARCHIVE = "out/streaming"
@@ -106,7 +106,7 @@ def run(job: Job) -> int:
         try:
             with opened(settings) as stream, runner.served(job.options), contextlib.ExitStack() as shown:
                 reports = None if job.in_process else WorkerReports(this_run)
-                figures = WorkerFigures(reports, settings.samples) if reports else stream.live_stats
+                figures = WorkerStats(reports, settings.samples) if reports else stream.live_stats
                 shown.enter_context(monitored(config, lambda: _stats_now(figures), line_of(figures, reports)))
                 model = reports or load_detector(config)
                 ready_at = time.time()
@@ -131,7 +131,7 @@ def _nothing() -> None:
     """What the first signal does while the summary is written: it will be there in a moment."""
 
 
-def _ended(job: Job, run: Run, model: ModelStats, figures: LiveStats | WorkerFigures, ready_at: float) -> int:
+def _ended(job: Job, run: Run, model: ModelStats, figures: LiveStats | WorkerStats, ready_at: float) -> int:
     """Writes summary and report of a stream that ended without an error; returns the exit code."""
     facts = job.done(ready_at, model)
     stats = figures.stats()
@@ -158,11 +158,11 @@ def _settings(job: Job, run: Run) -> RunSettings:
     )
 
 
-def _stats_now(figures: LiveStats | WorkerFigures) -> JobStats:
+def _stats_now(figures: LiveStats | WorkerStats) -> JobStats:
     return PROCESS.add_model(figures.stats()) if isinstance(figures, LiveStats) else figures.now()
 
 
-def line_of(figures: LiveStats | WorkerFigures, model: ModelStats | None = None) -> Callable[[float], str]:
+def line_of(figures: LiveStats | WorkerStats, model: ModelStats | None = None) -> Callable[[float], str]:
     """The text of the progress display: the stream's figures, and those of a canary; `model`: default that of this process."""
 
     def line(seconds: float) -> str:

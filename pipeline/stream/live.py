@@ -1,7 +1,7 @@
 """The statistics of a streaming job while it runs, and the text of its progress lines.
 
 A stream has no end at which a runner could return a result. So each process keeps its own `JobStats`, and workers write theirs
-to report files, which the launcher reads. All of them are bounded, since a stream runs for months. The same figures are Beam
+to report files, which the launcher reads. All of them are bounded, since a stream runs for months. The same counts are Beam
 metrics (`pipeline.stats.metrics`).
 """
 
@@ -20,7 +20,24 @@ from pipeline.stream.messages import Request
 _BACKLOG_SECONDS = 20.0
 
 
-class LiveStats:
+class _Lines:
+    """Progress lines, each about the time since the one before."""
+
+    _before = JobStats()
+
+    def _next_line(self, now: JobStats, seconds: float) -> str:
+        before, self._before = self._before, now
+        detected, batches = now.detected - before.detected, now.batches - before.batches
+        text = f"{now.detected} images, {detected / max(seconds, 1e-9):.1f} images/s"
+        if detected:
+            images = sum(size * number for size, number in batches.items())
+            text += f", batches of {images / max(batches.total(), 1):.1f}"
+            text += f", event-to-publish {_shown(now.publish_latencies.since(before.publish_latencies))}"
+            text += f", in-hand-to-result {_shown(now.latencies.since(before.latencies))}"
+        return f"{text}, backlog age {now.backlog_age_ms / 1e3:.1f} s, {now.failed} dead, {now.skipped} skipped"
+
+
+class LiveStats(_Lines):
     """Counts what a streaming job does; thread-safe.
 
     An image has two latencies: `event-to-publish`, from its event time (for most messages: their publishing) to the publishing
@@ -34,7 +51,6 @@ class LiveStats:
         self._samples = samples
         self._lock = threading.Lock()
         self._stats = JobStats()
-        self._before = JobStats()
         self._age_ms, self._age_at = 0.0, 0.0
 
     def add_request(self, request: Request, publish_time: float) -> None:
@@ -83,12 +99,10 @@ class LiveStats:
 
     def line(self, seconds: float) -> str:
         """What happened since the last line, on one line; `seconds` is how long that is."""
-        now = self.stats()
-        before, self._before = self._before, now
-        return _line(now, before, seconds)
+        return self._next_line(self.stats(), seconds)
 
 
-class WorkerFigures:
+class WorkerStats(_Lines):
     """The statistics of a stream whose workers are in other processes, from their reports.
 
     Args:
@@ -99,16 +113,10 @@ class WorkerFigures:
     def __init__(self, reports: WorkerReports, samples: int = 0):
         self._reports = reports
         self._samples = samples
-        self._before = self._merged([])
 
     def line(self, seconds: float) -> str:
         """What happened since the last line, on one line; `seconds` is how long that is."""
-        workers = self._reports.now()
-        if not workers:
-            return "waiting for workers"
-        now = self._merged(workers)
-        before, self._before = self._before, now
-        return _line(now, before, seconds)
+        return self._next_line(self.now(), seconds) if self._reports.now() else "waiting for workers"
 
     def now(self) -> JobStats:
         """The statistics of the latest reports."""
@@ -126,17 +134,6 @@ class WorkerFigures:
         stats = merge_stats(workers, self._samples)
         stats.read = stats.detected + stats.failed + stats.skipped
         return stats
-
-
-def _line(now: JobStats, before: JobStats, seconds: float) -> str:
-    detected, batches = now.detected - before.detected, now.batches - before.batches
-    text = f"{now.detected} images, {detected / max(seconds, 1e-9):.1f} images/s"
-    if detected:
-        images = sum(size * number for size, number in batches.items())
-        text += f", batches of {images / max(batches.total(), 1):.1f}"
-        text += f", event-to-publish {_shown(now.publish_latencies.since(before.publish_latencies))}"
-        text += f", in-hand-to-result {_shown(now.latencies.since(before.latencies))}"
-    return f"{text}, backlog age {now.backlog_age_ms / 1e3:.1f} s, {now.failed} dead, {now.skipped} skipped"
 
 
 def _shown(latencies: Times) -> str:

@@ -12,7 +12,7 @@ from pipeline.stats.job_stats import JobStats
 from pipeline.stats.summary import RunFacts, summarise
 from pipeline.stats.worker_reports import StatsReporter, WorkerReports
 from pipeline.stream import live
-from pipeline.stream.live import LiveStats, WorkerFigures
+from pipeline.stream.live import LiveStats, WorkerStats
 from pipeline.stream.messages import Request
 
 
@@ -70,10 +70,10 @@ def test_the_launcher_of_workers_elsewhere_shows_what_they_report(tmp_path):
     """Only what has an outcome is read: the rest comes again, and so does that of a worker that was killed before its report."""
     run, workers = Run(str(tmp_path), "0a1b"), [figures_of_a_minute(), figures_of_a_minute()]
     with run.opened():
-        figures = WorkerFigures(WorkerReports(run, every_s=0.0))
+        figures = WorkerStats(WorkerReports(run, every_s=0.0))
         assert (figures.line(10.0), figures.stats()) == ("waiting for workers", None)
         workers[0].add_request(Request("m9", images=(ImageRef("gs://b/9"),)), publish_time=0.0)
-        figures = WorkerFigures(WorkerReports(run, every_s=0.0))
+        figures = WorkerStats(WorkerReports(run, every_s=0.0))
         for each in workers:
             StatsReporter(run, each.stats).flush()
         line, stats = figures.line(seconds=10.0), figures.stats()

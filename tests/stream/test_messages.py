@@ -222,50 +222,44 @@ def test_a_dead_letter_without_an_image_that_may_be_read_is_refused(image, paylo
 
 
 @pytest.mark.parametrize(
-    ("uri", "prefixes"),
+    ("uri", "prefix"),
     [
-        ("gs://b/a.jpg", ["gs://"]),
-        ("gs://b/a.jpg", ["gs://b"]),
-        ("gs://b/x/a.jpg", ["gs://c/", "gs://b/x/"]),
-        ("/data/photos/a.jpg", ["/data/photos"]),
-        ("gs://b/a..b/c.jpg", ["gs://b/"]),
-        ("gs://b/100%.jpg", ["gs://b/"]),
+        ("gs://b/a.jpg", "gs://"),
+        ("gs://b/a.jpg", "gs://b"),
+        ("/data/photos/a.jpg", "/data/photos"),
+        ("gs://b/a..b/c.jpg", "gs://b/"),
+        ("gs://b/100%.jpg", "gs://b/"),
     ],
-    ids=str,
 )
-def test_what_lies_under_a_prefix_is_allowed(uri, prefixes):
-    assert is_allowed(uri, prefixes)
+def test_what_lies_under_a_prefix_is_allowed(uri, prefix):
+    assert is_allowed(uri, ["gs://c/", prefix])
 
 
 @pytest.mark.parametrize(
-    ("uri", "prefixes"),
+    ("uri", "prefix"),
     [
-        ("/etc/passwd", ["gs://"]),
-        ("file:///etc/passwd", ["gs://"]),
-        ("FILE:///etc/passwd", ["gs://"]),
-        ("GS://b/a.jpg", ["gs://"]),
-        (" gs://b/a.jpg", ["gs://"]),
-        ("gs:/b/a.jpg", ["gs://"]),
-        ("http://gs://b/a.jpg", ["gs://"]),
-        ("gs://bucket-evil/a.jpg", ["gs://bucket"]),
-        ("gs://b", ["gs://b"]),
-        ("gs://b/x/../secret/a.jpg", ["gs://b/x/"]),
-        ("gs://b/x/%2e%2e/secret/a.jpg", ["gs://b/x/"]),
-        ("gs://b/x/%252e%252e/a.jpg", ["gs://b/x/"]),
-        ("/data/photos/../../etc/passwd", ["/data/photos/"]),
-        ("/data/photos\\..\\x", ["/data/photos/", "/data/photos\\"]),
-        ("/data/photos/a\0.jpg", ["/data/photos/"]),
-        ("/data/photos/a\n.jpg", ["/data/photos/"]),
-        ("/data/photos-secret/a.jpg", ["/data/photos"]),
-        ("gs://b/" + "a" * 3000, ["gs://"]),
-        ("gs://b/a.jpg", []),
-        ("gs://b/a.jpg", [""]),
-        ("/etc/passwd", [""]),
+        ("/etc/passwd", "gs://"),
+        ("FILE:///etc/passwd", "gs://"),
+        ("GS://b/a.jpg", "gs://"),
+        (" gs://b/a.jpg", "gs://"),
+        ("gs:/b/a.jpg", "gs://"),
+        ("http://gs://b/a.jpg", "gs://"),
+        ("gs://bucket-evil/a.jpg", "gs://bucket"),
+        ("gs://b", "gs://b"),
+        ("gs://b/x/../secret/a.jpg", "gs://b/x/"),
+        ("gs://b/x/%2e%2e/secret/a.jpg", "gs://b/x/"),
+        ("gs://b/x/%252e%252e/a.jpg", "gs://b/x/"),
+        ("/data/photos/../../etc/passwd", "/data/photos/"),
+        ("/data/photos\\..\\x", "/data/photos\\"),
+        ("/data/photos/a\0.jpg", "/data/photos/"),
+        ("/data/photos/a\n.jpg", "/data/photos/"),
+        ("/data/photos-secret/a.jpg", "/data/photos"),
+        ("gs://b/" + "a" * 3000, "gs://"),
+        ("/etc/passwd", ""),
     ],
-    ids=str,
 )
-def test_what_lies_under_no_prefix_is_refused(uri, prefixes):
-    assert not is_allowed(uri, prefixes)
+def test_what_lies_under_no_prefix_is_refused(uri, prefix):
+    assert not is_allowed(uri, [prefix])
 
 
 def test_a_local_image_has_the_name_that_a_batch_job_gives_it(tmp_path):
