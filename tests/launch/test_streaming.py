@@ -9,7 +9,6 @@ import json
 import os
 import random
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -362,33 +361,21 @@ def test_a_storage_that_fails_is_waited_for_and_seen(
 
 
 @pytest.mark.matrix
-def test_notifications_and_archive_on_cloud_storage(gcs_bucket, pubsub_emulator, bright_model, bright_png):
+def test_notifications_and_archive_on_cloud_storage(gcs_bucket, pubsub_emulator, tmp_path, bright_model, bright_png):
     """A finalized object is read in its generation, once, however often it is notified; the archive may be a bucket."""
-    blobs = [gcs_bucket.blob(f"2026/{n}.png") for n in range(10)]
+    bucket, blobs = f"gs://{gcs_bucket.name}", [gcs_bucket.blob(f"2026/{n}.png") for n in range(10)]
     for blob in blobs:
         blob.upload_from_string(bright_png)
-    images, subscription = pubsub_emulator.create()
-    output, results = pubsub_emulator.create()
-    dead_letter_topic, dead_letters = pubsub_emulator.create()
-    publisher = pubsub_emulator.publisher()
-    for blob in [*blobs, *blobs, gcs_bucket.blob("gone.png")]:
-        attributes = {"bucketId": gcs_bucket.name, "objectId": blob.name, "objectGeneration": str(blob.generation or 7)}
-        publisher.publish(images, b"{}", eventType="OBJECT_FINALIZE", **attributes).result()
-    messages: list[Any] = []
+    notices = [
+        {"bucketId": gcs_bucket.name, "objectId": blob.name, "objectGeneration": str(blob.generation or 7)}
+        for blob in [*blobs, *blobs, gcs_bucket.blob("gone.png")]
+    ]
+    with StreamingJob(pubsub_emulator, tmp_path, bright_model, "--archive", f"{bucket}/out") as job:
+        job.publish(*((b"{}", {"eventType": "OBJECT_FINALIZE", **notice}) for notice in notices))
+        messages = job.take(job.detections, 10)
+        job.take(job.dead_letters, 1)
+        assert job.signal(signal.SIGTERM) == 0, job.output()
 
-    def stop_when_done():
-        messages.extend(pubsub_emulator.take(results, 10))
-        pubsub_emulator.take(dead_letters, 1)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    watcher = threading.Thread(target=stop_when_done)
-    watcher.start()
-    bucket = f"gs://{gcs_bucket.name}"
-    flags = ["--archive", f"{bucket}/out", "--dead-letter-topic", dead_letter_topic, "--model", bright_model]
-    code = run.main([*CONFIG, "--input", subscription, "--output", output, *flags])
-    watcher.join()
-
-    assert code == 0
     expected = {(f"{bucket}/{blob.name}", str(blob.generation)) for blob in blobs}
     archived = shard_rows.rows_in(f"{bucket}/out")
     views = [blob for blob in gcs_bucket.list_blobs(prefix="out/detections/") if blob.name.endswith(".jsonl")]
