@@ -15,8 +15,7 @@ from pipeline.read.allowed import may_name, refusal
 from pipeline.read.manifests import is_manifest, read_manifest
 from pipeline.read.names import file_of, kind_of, names_image
 from pipeline.records import DeadLetter, ImageRef
-from pipeline.results.layout import kind_of_rows
-from pipeline.results.own_files import OwnFiles
+from pipeline.results.layout import OwnFiles, kind_of_rows
 from pipeline.storage.globs import has_wildcard, real_path
 from pipeline.storage.listing import MAX_PARALLEL, Location, divided, files_in, files_in_all, location_of
 from pipeline.storage.store import FoundFile, retried

@@ -58,19 +58,6 @@ def test_images_behind_a_link_below_an_input_are_done_once(tmp_path, run_job, br
     assert code == 0 and "nothing is new" in said and rows_by_name(tmp_path / "out") == ["a.png"]
 
 
-def test_transient_failures_are_tried_again_and_permanent_ones_are_not(tmp_path, run_job, bright_model):
-    write_images(tmp_path / "in", "a.png")
-    (tmp_path / "in" / "broken.png").touch()
-    (tmp_path / "list.txt").write_text("".join(f"{tmp_path}/in/{name}.png\n" for name in ("a", "broken", "gone")))
-    out = tmp_path / "out"
-    arguments = ["--input", tmp_path / "list.txt", "--output", out, "--model", bright_model, "--max-dead-share", 1]
-    assert run_job(*arguments)[0] == 0
-    assert images_of(out) == {"read": 3, "detected": 1, "dead": 2, "skipped": 0}
-    write_images(tmp_path / "in", "gone.png")
-    code, said, _ = run_job(*arguments)
-    assert (code, images_of(out)) == (0, {"read": 3, "detected": 1, "dead": 0, "skipped": 2}), said
-
-
 NOTHING_NEW = """
 import sys
 from pipeline.run import main

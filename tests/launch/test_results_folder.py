@@ -4,7 +4,7 @@ import os
 import signal
 import time
 
-from tests.launch.jobs import WORK_IMAGES, files_of, images_of, rows_by_name, rows_of, signal_at_work, write_images, write_work
+from tests.launch.jobs import WORK_IMAGES, images_of, rows_of, signal_at_work, write_images, write_work
 from tests.shard_rows import rows_in
 
 
@@ -27,34 +27,6 @@ def test_of_a_killed_job_its_rows_stay_and_its_unfinished_files_go_once_they_are
     assert sorted(row["image"]["uri"] for row in rows_in(str(out))) == sorted(
         [*done, f"{tmp_path}/in/a.png", f"{tmp_path}/in/b.png"]
     )
-
-
-def test_dead_letters_as_the_input_of_their_own_folder_add_what_was_mended(tmp_path, run_job, bright_model):
-    write_images(tmp_path / "in", "good.png")
-    (tmp_path / "in" / "broken.png").touch()
-    out = tmp_path / "out"
-    assert run_job("--input", tmp_path / "in", "--output", out, "--model", bright_model, "--samples", 1)[0] == 0
-    before = {name: content for name, content in files_of(out).items() if not name.startswith("samples/")}
-    write_images(tmp_path / "in", "broken.png")
-    again = ["--input", f"{out}/dead_letters/*.jsonl", "--output", out, "--model", bright_model, "--max-dead-share", 1]
-    assert run_job(*again)[0] == 0
-    assert [row["reason"] for row in rows_of(out, "dead_letters")] == ["empty", "not_allowed"], "found by a wildcard"
-    assert run_job(*again, "--allow-uri-prefix", tmp_path)[0] == 0
-    assert rows_by_name(out) == ["broken.png", "good.png"]
-    assert {name: files_of(out).get(name) for name in before} == before
-
-
-def test_samples_are_those_of_the_newest_run_and_those_of_somebody_else_stay(tmp_path, run_job, bright_model):
-    write_images(tmp_path / "in", "a.png", "b.png")
-    out = tmp_path / "out"
-    arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model]
-    assert run_job(*arguments, "--samples", 2)[0] == 0
-    (first,) = (out / "runs").iterdir()
-    write_images(out / "samples", "003-mine.jpg", "mine.jpg")
-    (tmp_path / "in" / "a.png").rename(tmp_path / "in" / "c.png")
-    assert run_job(*arguments, "--samples", 1)[0] == 0
-    assert sorted(path.name for path in (out / "samples").iterdir()) == ["001-c.jpg", "003-mine.jpg", "mine.jpg"]
-    assert len(list((first / "samples").iterdir())) == 2
 
 
 def test_input_and_output_may_be_one_folder(tmp_path, run_job, bright_model):
