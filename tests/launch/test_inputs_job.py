@@ -86,18 +86,6 @@ def test_sidecars_beside_photos_are_skipped_counted_and_named_by_kind_and_the_dr
     assert letters_of(out).keys() == {f"{folder}/{name}" for name in ("almost", "broken.heic", "broken.jpg")}
 
 
-def test_what_is_named_by_itself_is_a_dead_letter_where_it_is_no_image(tmp_path, job):
-    folder, out = tmp_path / "in", tmp_path / "out"
-    photos(folder, "a.png")
-    for name in ("a.mp3", "notes[1].md", "b.mp3"):
-        (folder / name).write_bytes(SOUND)
-    (folder / "list.txt").write_text("a.png\nb.mp3\n")
-    named = (folder / "a.mp3", folder / "notes[1].md", folder / "list.txt")
-    code, _, _ = job("--input", *named, "--output", out, "--max-dead-share", "1")
-    assert (code, letters_of(out)) == (0, {f"{folder}/{name}": "not_an_image" for name in ("a.mp3", "notes[1].md", "b.mp3")})
-    assert summary_of(out)["images"]["skipped"] == 0
-
-
 def test_each_line_of_a_hostile_jsonl_is_an_image_or_one_dead_letter_and_the_job_goes_on(tmp_path, job):
     """The dead letter says the file and the line; the dry run knows of them; only their manifest is read again."""
     folder, out = tmp_path / "in", tmp_path / "out"

@@ -67,9 +67,7 @@ def test_what_is_no_readable_file_is_refused_without_waiting(tmp_path, monkeypat
     assert refusal("image.jpg").reason == reason
 
 
-@pytest.mark.parametrize(
-    "uri", ["a\0b.jpg", "x" * 5000, "nosuchscheme://bucket/a.jpg"], ids=["nul", "too long", "unknown scheme"]
-)
+@pytest.mark.parametrize("uri", ["a\0b.jpg", "x" * 5000], ids=["nul", "too long"])
 def test_a_uri_that_cannot_be_one_is_unreadable(uri):
     assert refusal(uri).reason == "unreadable"
 

@@ -4,7 +4,6 @@ import os
 
 import apache_beam as beam
 import pytest
-from apache_beam.pipeline import PipelineVisitor
 from apache_beam.transforms.window import FixedWindows, TimestampedValue
 
 from pipeline.config import ReadConfig
@@ -65,37 +64,6 @@ def test_names_leave_the_step_that_finds_doubles_in_groups_of_a_bounded_size():
     assert max(map(len, groups)) <= 64
     assert sorted(name for group in groups for *_, name in group) == sorted([*names, b"many.tfrecord-00000-of-00001"])
     assert [group for group in groups if len(group) > 1 and any(b"tfrecord" in name for *_, name in group)] == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rebalance", [False, True])
-def test_the_names_are_spread_again_where_others_read_too(tree, rebalance):
-    found = {}
-
-    def build(pipeline):
-        outputs = pipeline | ReadImages(["a.jpg", "in", "a.jpg"], rebalance=rebalance)
-        found["steps"] = [step.split("/")[1] for step in labels(pipeline)]
-        return {"images": outputs.images}
-
-    got = run(build)
-    assert sorted(image.ref.uri for image in got["images"]) == [
-        f"{tree}/{name}" for name in ("a.jpg", "in/a.jpg", "in/deep/a.jpg")
-    ]
-    assert ("SpreadImages" in found["steps"]) is rebalance
-    order = [step for step in dict.fromkeys(found["steps"]) if step in ("DropDoubles", "SpreadImages", "ReadAhead")]
-    assert order == ["DropDoubles", *(["SpreadImages"] if rebalance else []), "ReadAhead"]
-
-
-def labels(pipeline):
-    """The full names of all steps below the first one, in their order."""
-    found = []
-
-    class Note(PipelineVisitor):
-        def visit_transform(self, node):
-            found.append(node.full_label)
-
-    pipeline.visit(Note())
-    return [label for label in found if "/" in label]
 
 
 def test_reading_ahead_keeps_order_windows_and_timestamps(tree):

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.read.archives import images_of_archive
 from pipeline.read.list_images import check_inputs
 from pipeline.read.videos import images_of_video, next_due
 from pipeline.records import EncodedImage, ImageRef
 from tests.memory import less_memory_than
-from tests.read.test_archives import write as write_archive
 
 KINDS = [
     ("a.mp4", "libx264"),
@@ -274,14 +272,6 @@ def test_without_pyav_a_video_is_one_dead_letter_that_says_what_to_install(tmp_p
     (letter,) = read(path)
     assert letter.reason == "no_decoder"
     assert letter.message == f"{path}: videos are decoded by PyAV: pip install 'hybrid-detection-pipeline[video]'"
-
-
-@pytest.mark.parametrize("kind", ["zip", "tar"])
-def test_a_video_within_an_archive_is_refused(tmp_path, kind):
-    path = write_archive(tmp_path / f"a.{kind}", {"clip.mp4": b"x", "a.jpg": b"x"})
-    letter, image = images_of_archive(ImageRef(str(path)), 100)
-    assert (letter.reason, image.content) == ("bad_member", b"x")
-    assert "is a video within an archive, which is not opened" in letter.message
 
 
 @pytest.mark.matrix
