@@ -110,7 +110,7 @@ class DeadLetterReplay:
             return self._named(ImageRef(uri, extra=extra_text(extra_columns((), {"extra": letter.get("extra")})), record=record))
         parsed, payload = self.parse(row_bytes(letter)), letter.get("payload_base64", "")
         carried = row_bytes([payload, uri if uri.startswith(INLINE) or not payload else ""])
-        return Replayed(tuple(map(_without_time, parsed.images)), parsed.dead, carried)
+        return parsed._replace(carried=carried)
 
     def _named(self, ref: ImageRef) -> Replayed:
         name = ref.record or ref.uri
@@ -193,10 +193,3 @@ def _decoded(payload: Any) -> bytes:
         return base64.b64decode(payload, validate=True)
     except (binascii.Error, ValueError, TypeError) as err:
         raise ImageError("message", "bad_base64", f"the dead letter's payload is no base64: {err}") from err
-
-
-def _without_time(image: ImageRef | EncodedImage) -> ImageRef | EncodedImage:
-    """The image without an event time, which batch jobs do not have."""
-    if isinstance(image, EncodedImage):
-        return dataclasses.replace(image, ref=dataclasses.replace(image.ref, event_time=None))
-    return dataclasses.replace(image, event_time=None)
