@@ -78,10 +78,7 @@ def read_truth(source: TruthSource) -> Labels:
     path = Path(source)
     if "://" in str(source):
         raise RowsError(f"ground truth {source} is not a local path: copy it here first")
-    if path.is_dir():
-        if (path / "samples.json").is_file():
-            raise RowsError(f"{path} is a FiftyOneDataset: export it as COCODetectionDataset")
-        path = next((path / name for name in ("data.yaml", "labels.json") if (path / name).is_file()), path)
+    path = next((path / name for name in ("data.yaml", "labels.json") if (path / name).is_file()), path)
     if path.is_dir():
         return _folder(path)
     if path.suffix in {".yaml", ".yml"}:
@@ -158,16 +155,13 @@ def _of_files(files: Sequence[_File], class_names: Sequence[str], *, are_shares:
 
 
 def _folder(folder: Path) -> Labels:
-    found = {suffix: sorted(folder.rglob(f"*{suffix}")) for suffix in (".xml", ".txt", ".json")}
-    if found[".xml"] and found[".txt"]:
+    voc, yolo = (sorted(folder.rglob(f"*{suffix}")) for suffix in (".xml", ".txt"))
+    if voc and yolo:
         raise RowsError(f"{folder} has .xml and .txt files: give a folder with the labels of one tool")
-    if found[".xml"]:
-        return _voc(folder, found[".xml"])
-    if found[".txt"]:
-        return _yolo_folder(folder, found[".txt"])
-    hint = f"; {found['.json'][0]} may be meant" if found[".json"] else ""
+    if voc or yolo:
+        return _voc(folder, voc) if voc else _yolo_folder(folder, yolo)
     expected = "expected COCO annotations (.json), a folder of YOLO or Pascal VOC labels, or a data.yaml"
-    raise RowsError(f"ground truth {folder} holds no labels: {expected}{hint}")
+    raise RowsError(f"ground truth {folder} holds no labels: {expected}")
 
 
 def _yolo_dataset(path: Path) -> Labels:

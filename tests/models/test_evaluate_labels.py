@@ -182,7 +182,7 @@ def test_without_its_package_pascal_voc_names_the_extra_in_a_line(tmp_path, monk
 
 MISTAKES = {
     "empty folder": ({}, ".", "holds no labels: expected COCO annotations"),
-    "folder with COCO": ({"sub/instances.json": "{}"}, ".", "instances.json may be meant"),
+    "folder with COCO": ({"sub/instances.json": "{}"}, ".", "holds no labels: expected COCO annotations"),
     "no such file": ({}, "absent.json", "absent.json cannot be read: No such file"),
     "one label file": ({"a.txt": "0 0.5 0.5 1 1"}, "a.txt", "is one label file: give its folder"),
     "two tools": ({"a.txt": "", "b.xml": ""}, ".", "has .xml and .txt files"),
@@ -215,7 +215,6 @@ MISTAKES = {
         "none of 1 images has a label",
     ),
     "broken data.yaml": ({"data.yaml": "val: ["}, "data.yaml", "expected the keys val"),
-    "FiftyOne's own form": ({"samples.json": "{}"}, ".", "is a FiftyOneDataset: export it as COCODetectionDataset"),
     "a place elsewhere": ({}, "gs://bucket/labels", "is not a local path"),
     "other images": ({"x.txt": "0 0.5 0.5 1 1"}, ".", "none of 3 rows is in the ground truth: the rows have /photos/a.jpg"),
     "other names": ({"a.txt": "0 0.5 0.5 1 1", "classes.txt": "ship"}, ".", "no class of the detections .* the labels have ship"),
