@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 NETWORK = "model.xml"
 HIDDEN = ".openvino"  # folder in a version
 _DESCRIPTION = "detector.json"
-_KEPT = 8  # newest networks in a place
+_KEPT = 4  # newest networks in a place
 
 
 def check_installed() -> None:
@@ -105,11 +105,11 @@ def _key(local: str, model: ModelConfig) -> str:
         name: value for name, value in dataclasses.asdict(model).items() if not name.startswith(("model_", "server_", "path"))
     }
     digest = hashlib.sha256(json.dumps([described, programs], default=list).encode())
-    code = [file for folder in (Path(__file__), Path(own_python.__file__)) for file in folder.parent.glob("*.py")]
+    files = sorted(path for path in Path(local).rglob("[!.]*") if path.is_file() and HIDDEN not in path.parts)
     names = [Path(name) for name in model.class_names or () if os.path.isfile(name)]
-    for path in sorted([*Path(local).glob("**/[!.]*"), *names, *code]):
-        if path.is_file() and HIDDEN not in path.parts:
-            digest.update(path.name.encode("utf-8", "surrogateescape") + path.read_bytes())
+    code = [file for module in (__file__, own_python.__file__) for file in sorted(Path(module).parent.glob("*.py"))]
+    for path in (*files, *names, *code):  # each part in an order of its own, so that a copy elsewhere has the same key
+        digest.update(path.name.encode("utf-8", "surrogateescape") + path.read_bytes())
     return digest.hexdigest()[:32]
 
 
