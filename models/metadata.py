@@ -25,6 +25,7 @@ Suppressor = Literal["model", "pipeline"]
 JoinedLayout = Literal["", "4+C,M", "M,4+C", "M,5+C", "M,6"]
 
 METADATA_PATH = "assets.extra/detector.json"
+OF_SIGNATURE = ("input_name", "input_dtype", "count_output", "threshold_inputs")  # fields that a signature shows by itself
 
 _Name = Annotated[str, pydantic.Field(min_length=1)]
 

@@ -15,7 +15,7 @@ REASONS: dict[str, dict[str, str]] = {
         "bad_notification": "a storage notification without a bucket's name",
         "bad_base64": "inline bytes that are no base64",
         "no_images": "a request for no image",
-        "too_many_images": "a request for more than `max_message_images`, or JSON of more than 200,000 values",
+        "too_many_images": "a request for more than 1,000 images, or JSON of more than 200,000 values",
         "too_large": "inline images of more than 20 MB together",
         "not_allowed": "a URI outside `allow_uri_prefix`",
     },

@@ -134,7 +134,7 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
 
     if not run.in_process:  # in one process `PublishResults` hands them to the archive
         rows = (asked.dead, read.dead, found.dead, *((found.detected,) if config.stream.archive else ()))
-        _ = rows | "ArchiveRows" >> ArchiveRows(run.writer(), config.stream.archive_window_s)
+        _ = rows | "ArchiveRows" >> ArchiveRows(run.writer(), config.write.window_s)
 
 
 def allowed_prefixes(config: Config) -> Sequence[str]:
@@ -143,7 +143,7 @@ def allowed_prefixes(config: Config) -> Sequence[str]:
 
 
 def _limits(config: Config) -> MessageLimits:
-    return MessageLimits(allowed_prefixes(config), config.stream.max_message_images)
+    return MessageLimits(allowed_prefixes(config))
 
 
 def samples_kept(config: Config) -> int:
@@ -157,6 +157,4 @@ def machine_hints(config: Config) -> dict[str, str]:
     Steps that a runner fuses with it run on the same machines, so they read the images and no shuffle moves them:
     https://cloud.google.com/dataflow/docs/guides/right-fitting
     """
-    worker = config.worker
-    hints = {"accelerator": worker.accelerator, "min_ram": f"{worker.min_ram_gb:g}GB" if worker.min_ram_gb else ""}
-    return {name: value for name, value in hints.items() if value}
+    return {"accelerator": config.worker.accelerator} if config.worker.accelerator else {}

@@ -49,7 +49,7 @@ def run_demo(
     images, subscription = emulator.create()
     detections, results = emulator.create()
     command = [sys.executable, "-m", "pipeline.run", "--config", config]
-    command += ["--input", subscription, "--output", detections, "--archive", str(archive), "--archive-window-s", "10"]
+    command += ["--input", subscription, "--output", detections, "--archive", str(archive)]
     command += ["--allow-uri-prefix", str(SAMPLES.resolve()), "--model", "digits", *flags]
     print("$ PUBSUB_EMULATOR_HOST=" + emulator.host, " ".join(["python", *command[1:]]), flush=True)
     job = subprocess.Popen(command, env={**os.environ, "PUBSUB_EMULATOR_HOST": emulator.host})

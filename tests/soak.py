@@ -110,9 +110,9 @@ class Soak:
     def _flags(self) -> list[object]:
         flags: list[object] = ["--archive", self.archive, "--metrics-port", self._port, "--metrics-host", "127.0.0.1"]
         flags += ["--allow-uri-prefix", f"gs://{self.bucket.name}/in/", "--answer-deadline-s", 600]
-        scaled = (("archive-window", _WINDOW_S), ("deduplicate", _DEDUPLICATE_S), ("model-poll", _POLL_S))
+        scaled = (("shard-seconds", _WINDOW_S), ("deduplicate-s", _DEDUPLICATE_S), ("model-poll-s", _POLL_S))
         for name, seconds in scaled:
-            flags += [f"--{name}-s", max(1.0, round(seconds / self._scale, 3))]
+            flags += [f"--{name}", max(1.0, round(seconds / self._scale, 3))]
         return flags
 
     def run(self, hours: int) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def write_config(tmp_path):
         pytest.param(
             "detect: {score_treshold: 0.5}", "'detect.score_treshold'; did you mean 'detect.score_threshold'?", id="typo"
         ),
-        pytest.param("detct: {xla: true}", "unknown key 'detct'; did you mean 'detect'?", id="typo of a section"),
+        pytest.param("detct: {device: cpu}", "unknown key 'detct'; did you mean 'detect'?", id="typo of a section"),
         pytest.param("score_threshold: 0.5", "did you mean 'detect.score_threshold'?", id="key of a section at the top"),
         pytest.param("detect: {conf: 0.4}", "'detect.conf'; did you mean 'detect.score_threshold'?", id="another tool's"),
         pytest.param("xyzzy: 1", "unknown key 'xyzzy'; detect-objects run --help-all lists all settings", id="nothing near"),
@@ -44,7 +44,7 @@ def write_config(tmp_path):
         pytest.param("detect: {score_threshold: 1.5}", "expected at most 1, got 1.5", id="too high"),
         pytest.param("detect: {score_threshold: .nan}", "got nan", id="nan"),
         pytest.param("detect: {max_detections: 1.5}", "expected integer, got 1.5", id="fraction"),
-        pytest.param("detect: {xla: 7}", "expected boolean, got 7", id="number for bool"),
+        pytest.param("write: {view: 7}", "expected boolean, got 7", id="number for bool"),
         pytest.param("detect: {precision: half}", "expected 'float32', 'bfloat16' or 'int8', got 'half'", id="unknown choice"),
         pytest.param("write: {export: [xls]}", "write.export: expected 'csv', 'coco', 'yolo'", id="choice in a list"),
         pytest.param(
@@ -194,7 +194,7 @@ def test_a_config_is_hashable_but_for_beam_options_and_cannot_change():
     assert hash(config.model) == hash(Config().model)
     assert hash(config.detect) == hash(Config().detect)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        config.detect.xla = True
+        config.detect.device = "cpu"
 
 
 def test_every_setting_has_help_a_default_of_its_own_type_and_a_name_of_its_own():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies
 
 from pipeline import cost
-from pipeline.config import StreamConfig, WriteConfig
+from pipeline.config import WriteConfig
 from pipeline.cost import Measured, Usage, Work, estimate
 from tests.conftest import REPO
 
@@ -97,7 +97,7 @@ def test_more_images_take_more_of_everything_and_more_machines_hardly_more_work(
 @pytest.mark.matrix
 def test_its_defaults_are_those_of_the_settings():
     assert Work(1).shard_seconds == WriteConfig().shard_seconds
-    assert Work(1).window_s == StreamConfig().archive_window_s
+    assert Work(1).window_s == WriteConfig().window_s
 
 
 def test_each_part_costs_its_price_by_its_unit():

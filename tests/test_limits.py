@@ -141,7 +141,7 @@ def test_images_in_hand_shrink_before_the_kernel_kills(memory_group, tmp_path):
     content = cv2.imencode(".png", noise)[1].tobytes()
     for number in range(40):
         (tmp_path / f"{number}.png").write_bytes(content)
-    command = [sys.executable, "-m", "pipeline.run", "--input", tmp_path, "--output", tmp_path / "out", "--request-mb", 2000]
+    command = [sys.executable, "-m", "pipeline.run", "--input", tmp_path, "--output", tmp_path / "out"]
     command += ["--model", "digits"]
 
     def run(memory_mb):

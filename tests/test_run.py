@@ -41,7 +41,7 @@ def changed(*argv):
         pytest.param(["--model", "/m", "--name", "7"], {"model.path": "/m", "model.name": "7"}, id="texts stay texts"),
         pytest.param(["--score-threshold", "0.4"], {"detect.score_threshold": 0.4}, id="number"),
         pytest.param(["--export", "csv,yolo", "voc"], {"write.export": ["csv", "yolo", "voc"]}, id="choices"),
-        pytest.param(["--xla", "--no-scaled-decode"], {"detect.xla": True, "detect.scaled_decode": False}, id="switches"),
+        pytest.param(["--again", "--no-scaled-decode"], {"again": True, "detect.scaled_decode": False}, id="switches"),
         pytest.param(["--output", "5"], {"output": "5"}, id="text that looks like a number"),
         pytest.param(["--precision", "bfloat16"], {"detect.precision": "bfloat16"}, id="choice"),
     ],
@@ -103,7 +103,7 @@ WRONG_SETTINGS = {
     "unparsable": ([*JOB, "--score-threshold", "["], "--score-threshold: expected number, got"),
     "no number": ([*JOB, "--batch-timeout-ms", "nan"], "--batch-timeout-ms: expected a finite number, got 'nan'"),
     "flag without its value": ([*JOB, "--classes"], "argument --classes: expected at least one argument; see --help"),
-    "switch with a value": ([*JOB, "--xla=1"], "argument --xla/--no-xla: ignored explicit argument '1'; see --help"),
+    "switch with a value": ([*JOB, "--again=1"], "argument --again/--no-again: ignored explicit argument '1'; see --help"),
 }
 WRONG_PLACES = {
     "no input": (["--output", "out"], "no input: expected --input"),

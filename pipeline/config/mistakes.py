@@ -72,7 +72,7 @@ def what_is_wrong(err: ValidationError, cls: type, source: str, flags: Mapping[s
 def near_flag(flag: str, known: Iterable[str]) -> str:
     """What a user may have meant by an unknown flag; empty if nothing is near.
 
-    >>> near_flag("--conf", []), near_flag("--score_treshold", ["--score-threshold"]), near_flag("--xyzzy", ["--xla"])
+    >>> near_flag("--conf", []), near_flag("--score_treshold", ["--score-threshold"]), near_flag("--xyzzy", ["--fps"])
     ('use --score-threshold', 'did you mean --score-threshold?', '')
     """
     if elsewhere := _FLAGS.get(_bare(flag)):

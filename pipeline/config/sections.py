@@ -90,12 +90,8 @@ class ModelConfig:
     model_poll_s: Duration = setting(
         30.0, "seconds between checks for another version, which replaces the one in use while the job runs; 0: never"
     )
-    server_timeout_s: Positive = setting(30.0, "deadline of one request to a model server")
     server_wait_s: Duration = setting(
         600.0, "longest wait for a model server that is away or busy; then the job fails, and its next run goes on"
-    )
-    model_memory_mb: Count | None = setting(
-        None, "most memory of two versions; if they need more, images wait while one replaces the other; default: a GPU's"
     )
     name: str | None = setting(None, "name of the model in every row; default: the model's own, else its folder's")
     input_hw: PairOf[Count] | None = setting(None, "height and width of the input, as [H, W]")
@@ -104,8 +100,6 @@ class ModelConfig:
         None, "JSON or YAML file that describes a model which does not describe itself, as detector.json does"
     )
     signature: str | None = described("signature to call; default: the model's own, else serving_default")
-    input_name: str | None = described("name of the image input")
-    input_dtype: metadata.InputDtype | None = described("type of the input")
     value_range: PairOf[Annotated[float, Field(ge=-MOST, le=MOST)]] | None = described(
         "the model's values for pixels 0 and 255: [0, 1] or [-1, 1]"
     )
@@ -122,7 +116,6 @@ class ModelConfig:
     boxes_output: str | None = described("name of the output with boxes (N, M, 4)")
     scores_output: str | None = described("name of the output with scores (N, M) or (N, M, classes)")
     classes_output: str | None = described("name of the output with class numbers (N, M); '' if scores have a class axis")
-    count_output: str | None = described("name of the output with the number of boxes (N,); '' if there is none")
     score_activation: metadata.ScoreActivation | None = described(
         "what makes confidences of the scores; softmax has a last class for no object; '' for none"
     )
@@ -135,18 +128,17 @@ class ModelConfig:
     packed_layout: metadata.JoinedLayout | None = described(
         "axes of one output with M boxes and C classes; 5 with an objectness, 6 are box, score, class"
     )
-    threshold_inputs: bool | None = described(
-        "whether the signature also takes score_threshold, iou_threshold and max_detections"
-    )
 
     @model_validator(mode="before")
     @classmethod
     def _described(cls, given: Any) -> Any:
-        """Lays the keys over those of the file that `description` names."""
+        """Lays the keys over those of the file that `description` names, without what the model's signature shows."""
         values = given.kwargs if isinstance(given, ArgsKwargs) else given
         if not (isinstance(values, dict) and values.get("description")):
             return given
-        merged = {**read_yaml("description", values["description"]), **values, "description": None}
+        described = read_yaml("description", values["description"])
+        merged = {key: value for key, value in described.items() if key not in metadata.OF_SIGNATURE} | values
+        merged["description"] = None
         return ArgsKwargs(given.args, merged) if isinstance(given, ArgsKwargs) else merged
 
 
@@ -181,7 +173,6 @@ class DetectConfig:
         "bfloat16: about twice as fast on CPUs with avx512_bf16 or AMX and on GPUs; int8: with engine openvino, a version that "
         "detect-objects quantize wrote",
     )
-    xla: bool = setting(False, "compile the model with XLA; slower on the measured CPUs, often faster on GPUs")
     device: str = setting(
         "auto", "auto, cpu, gpu or gpu:<number>; without a number each process takes the GPU with the fewest processes"
     )
@@ -203,10 +194,6 @@ class DetectConfig:
     scaled_decode: bool = setting(
         True, "decode large JPEGs at 1/2, 1/4 or 1/8 if at least 1.5 times the model's input size remains"
     )
-    request_images: Count | None = setting(
-        None, "most images in the detector at once; default: as many as keep the feeder processes and the model busy"
-    )
-    request_mb: Annotated[float, Field(ge=0.1, le=MOST)] = setting(64.0, "most encoded megabytes in the detector at once")
     memory_mb: Count | None = setting(
         None, "memory of a process in megabytes; images in flight shrink to fit; default: the container's limit, if it has one"
     )
@@ -236,12 +223,17 @@ class WriteConfig:
 
     view: bool = setting(True, "write each file of rows as JSON Lines, too, for people")
     shard_seconds: Duration = setting(
-        30.0, "most seconds of rows in one file; a job that was killed repeats at most these when it runs again"
+        30.0, "most seconds of rows in one file, in a stream at most 10; a job that was killed repeats at most these"
     )
     export: ListOf[Literal["csv", "coco", "yolo", "voc", "cvat", "label-studio", "tfrecord"]] = setting(
         (), "at the end, export the results in these formats too, as detect-objects export does at any time"
     )
     samples: Annotated[int, Field(ge=0, le=MOST)] = setting(0, "write this many annotated images under samples/")
+
+    @property
+    def window_s(self) -> float:
+        """Seconds of rows in one shard of a stream, 1 to 10: acknowledgements wait for its end."""
+        return min(max(self.shard_seconds, 1.0), 10.0)
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -249,9 +241,6 @@ class StreamConfig:
     """The settings of streaming jobs, whose input is a Pub/Sub subscription and whose output is the topic of the detections."""
 
     archive: Path = setting("", "folder for the rows as files, as batch jobs write them, and for summary and report")
-    archive_window_s: Annotated[float, Field(ge=1.0, le=10.0)] = setting(
-        10.0, "seconds of rows in one shard of the archive; so much may be published again after a crash"
-    )
     dead_letter_topic: str = setting("", "topic for dead letters, which are also written to files")
     answer_topic: str = setting("", "topic for one answer per request; default: no answers")
     answer_deadline_s: Annotated[float, Field(ge=0.1, le=MOST)] = setting(
@@ -262,11 +251,9 @@ class StreamConfig:
         "folders, each ending with a slash, whose images a message may name (streams; default gs://), or a dead letter, or a "
         "list that a glob names (batch; besides the inputs' folders)",
     )
-    max_message_images: Count = setting(1000, "most images of one message")
     deduplicate_s: Annotated[float, Field(ge=1.0, le=MOST)] = setting(
         600.0, "seconds within which each generation of an image gets one result"
     )
-    pull_images: Count = setting(128, "most images pulled ahead, and in one bundle")
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -285,16 +272,14 @@ class MonitoringConfig:
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "warning", "least severity of log lines; error: also no progress"
     )
-    report_every_s: Annotated[float, Field(ge=0.1, le=MOST)] = setting(10.0, "seconds between two lines of progress")
     notify: _Webhook = setting("", "webhook URL that gets the summary as JSON when the job has ended")
 
 
 @dataclass(frozen=True, config=_STRICT)
 class WorkerConfig:
-    """The machines that Dataflow starts for a job. Accelerator and memory are for `DetectObjects` only."""
+    """The machines that Dataflow starts for `DetectObjects`; other steps run on machines without an accelerator."""
 
     accelerator: str = setting("", "devices of a detecting worker, as Dataflow writes them: type:NAME;count:1;…")
-    min_ram_gb: Annotated[float, Field(ge=0.1, le=MOST)] | None = setting(None, "least memory of a detecting worker")
 
 
 @dataclass(frozen=True, config=_STRICT)

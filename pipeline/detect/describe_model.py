@@ -98,16 +98,14 @@ def _check_inputs(signature: Signature, metadata: DetectorMetadata) -> None:
     wanted = {name, *(THRESHOLDS if metadata.threshold_inputs else ())}
     required = {each for each, spec in inputs.items() if not spec.is_optional}
     if name not in inputs:
-        raise ValueError(
-            f"expected an input '{name}', the signature takes {sorted(inputs)}; set model.input_name or model.signature"
-        )
+        raise ValueError(f"expected an input '{name}', the signature takes {sorted(inputs)}; set model.signature")
     spec = inputs[name]
     if metadata.resize == "none" and spec.shape and spec.rank == 4 and spec.shape[1:3] != (None, None):
         raise ValueError(f"model.resize is none, but it takes images {spec.shape} only; set model.resize")
     if spec.rank != 4 or not spec.fits((None, *metadata.graph_hw, 3)) or spec.dtype != metadata.input_dtype:
         raise ValueError(
             f"expected images {metadata.input_dtype} (N, {hw[0]}, {hw[1]}, 3) as input '{name}', the signature takes "
-            f"{spec.dtype} {spec.shape or 'of any shape'}; set model.input_hw, model.input_dtype or model.signature"
+            f"{spec.dtype} {spec.shape or 'of any shape'}; set model.input_hw or model.signature"
         )
     if not required <= wanted <= set(inputs):
         raise ValueError(f"expected a signature of the inputs {sorted(wanted)}, it takes {sorted(inputs)}; set model.signature")

@@ -32,6 +32,7 @@ from pipeline.records import DeadLetter, DetectedImage, EncodedImage
 from pipeline.results.cancellation import steps_are_cancelled
 from pipeline.stats import metrics
 
+_MOST_BYTES = 64e6  # of encoded images under way
 _BYTES_PER_IMAGE = 1000  # of its name and its result, pickled
 _LOOK_SECONDS = 0.5  # how soon a wait for the model notices that the job was stopped
 
@@ -88,22 +89,21 @@ class DetectObjects(beam.PTransform):
         handler = DetectorHandler(self._model, self._detect, self._samples, self._read, lazily=self._lazily)
         results = (
             images
-            | "StartDetecting" >> beam.ParDo(StartDetecting(handler, self._detect)).with_output_types(Chunk)
+            | "StartDetecting" >> beam.ParDo(StartDetecting(handler)).with_output_types(Chunk)
             | "RunInference" >> RunInference(handler)
             | "PartDeadLetters" >> beam.FlatMap(_part).with_outputs("dead", main="detected")
         )
         return DetectedAndDead(results.detected, results.dead)
 
 
-def detect_images(images: Iterable[Image], detector: Detector, detect: DetectConfig) -> Iterator[Result]:
+def detect_images(images: Iterable[Image], detector: Detector) -> Iterator[Result]:
     """Finds objects in images without Beam: starts images ahead, and yields one result for each, in their order.
 
     Args:
-      images: Read lazily: `request_images` of them at most, and `request_mb` of encoded bytes, are under way.
+      images: Read lazily: as many as keep the detector busy, and at most 64 MB of encoded bytes, are under way.
       detector: Does the work, on its own threads and processes.
-      detect: The bounds.
     """
-    chunks = _Chunks(lambda: detector, detect)
+    chunks = _Chunks(lambda: detector)
     for image in images:
         for started in chunks.add(image, 0, None):
             yield from started.value.finish(detector).results
@@ -177,10 +177,8 @@ beam.coders.registry.register_coder(Chunk, ChunkCoder)
 class _Chunks:
     """Collects images of one window into chunks, and starts these ahead, bounded by count and by encoded bytes."""
 
-    def __init__(self, detector: Callable[[], Detector], detect: DetectConfig):
+    def __init__(self, detector: Callable[[], Detector]):
         self._detector = detector
-        self._most_bytes = detect.request_mb * 1e6
-        self._request_images = detect.request_images
         self._images: list[Image] = []
         self._timestamps: list[Any] = []
         self._bytes = 0
@@ -195,7 +193,7 @@ class _Chunks:
         self._images.append(image)
         self._timestamps.append(timestamp)
         self._bytes += _bytes_of(image)
-        is_full = len(self._images) >= self._chunk_size or self._bytes >= self._most_bytes
+        is_full = len(self._images) >= self._chunk_size or self._bytes >= _MOST_BYTES
         return itertools.chain(of_window_before, self._start()) if is_full else of_window_before
 
     def rest(self) -> Iterator[WindowedValue]:
@@ -207,12 +205,11 @@ class _Chunks:
 
     @functools.cached_property
     def _chunk_size(self) -> int:
-        return min(self._detector().chunk_size, self._request_images or self._detector().chunk_size)
+        return self._detector().chunk_size
 
     def _start(self) -> Iterator[WindowedValue]:
         if not self._ahead:
-            asked = self._request_images and max(1, self._request_images // self._chunk_size)
-            self._ahead = Prefetcher(self._begin, asked or self._detector().chunks_in_flight, self._most_bytes)
+            self._ahead = Prefetcher(self._begin, self._detector().chunks_in_flight, _MOST_BYTES)
         chunk = Chunk(self._images, self._timestamps)
         self._images, self._timestamps, self._bytes = [], [], 0
         return self._ahead.add(chunk, chunk.timestamps[0], self._window)
@@ -230,15 +227,14 @@ def _bytes_of(image: Image) -> int:
 class StartDetecting(beam.DoFn):
     """Starts chunks of images in the detector, and passes each on once enough newer ones are under way."""
 
-    def __init__(self, handler: DetectorHandler, detect: DetectConfig):
+    def __init__(self, handler: DetectorHandler):
         self._handler = handler
-        self._detect = detect
 
     def setup(self) -> None:
         self._detector = self._handler.load_model()
 
     def start_bundle(self) -> None:
-        self._chunks = _Chunks(self._detector, self._detect)
+        self._chunks = _Chunks(self._detector)
 
     def process(
         self, image: Image, timestamp: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam

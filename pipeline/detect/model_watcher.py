@@ -203,7 +203,7 @@ class ModelWatcher:
         """Whether memory has room for a version beside the one in use; it is taken to need as much, or more by its files."""
         current = self._detector.model.memory_bytes
         needed = max(current, version.size_bytes)
-        limit = self._model.model_memory_mb * 1_000_000 if self._model.model_memory_mb else gpu_bytes(self._detect)
+        limit = gpu_bytes(self._detect)
         return (limit is None or current + needed <= limit) and needed <= MEMORY.room_bytes()
 
     def _load(self, version: Version) -> LoadedModel:

@@ -38,8 +38,8 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
             "engine onnxruntime: its package is missing; install the extra: pip install 'hybrid-detection-pipeline[onnxruntime]' "
             "(on a GPU: onnxruntime-gpu)"
         )
-    if detect.precision != "float32" or detect.xla:
-        raise ModelError("engine onnxruntime: expected no --precision and no --xla; an ONNX file has a precision of its own")
+    if detect.precision != "float32":
+        raise ModelError("engine onnxruntime: expected no --precision; an ONNX file has a precision of its own")
     cap_malloc_arenas(max(2, available_cpus()))
     session = _session(file, folder, detect)
     names = [one.name for one in session.get_outputs()]

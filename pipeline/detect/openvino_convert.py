@@ -144,9 +144,7 @@ def convert(local: str, folder: str, model: ModelConfig, network: str) -> None:
     frozen = frozen_model(local, folder, model, DetectConfig(device="cpu", engine="openvino"), suppressed=False)
     metadata, batch = frozen.metadata, frozen.batch or 1
     if metadata.resize == "none":
-        raise ModelError(
-            f"model {folder}: takes images at their own size; leave out --xla and --engine, which compile it for one size"
-        )
+        raise ModelError(f"model {folder}: takes images at their own size; leave out --engine, which compiles it for one size")
     if batch > 1 and frozen.has_boolean_mask:
         raise ModelError(f"model {folder}: picks rows of a whole batch, which would mix its images; use --engine tensorflow")
     try:

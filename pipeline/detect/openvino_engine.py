@@ -47,10 +47,8 @@ class OpenVinoEngine:
 
     def __init__(self, read: Callable[[], Any], metadata: DetectorMetadata, detect: DetectConfig):
         check_installed()
-        if detect.device not in ("auto", "cpu") or detect.xla or detect.labels_per_box != "best":
-            raise ModelError(
-                "engine openvino: expected device auto or cpu, no xla, and labels_per_box best; use --engine tensorflow"
-            )
+        if detect.device not in ("auto", "cpu") or detect.labels_per_box != "best":
+            raise ModelError("engine openvino: expected device auto or cpu, and labels_per_box best; use --engine tensorflow")
         cap_malloc_arenas(max(2, available_cpus()))
         self._read, self._metadata, self._settings = read, metadata, _settings(detect)
         self._compiling = threading.Lock()

@@ -28,6 +28,7 @@ from pipeline.stats.process import PROCESS
 _PATH = re.compile(r"(grpcs?)://([^/]+)/([^/]+)/?")
 _AWAY = ("UNAVAILABLE", "CANCELLED", "NOT_FOUND")  # a server that starts may not have loaded the model yet
 _BUSY = ("RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")
+_REQUEST_SECONDS = 60.0  # the deadline of one request
 _TRIES = 3  # while a server is busy; then the images may be the reason
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _REST_S = 5.0  # an endpoint that failed is left alone for so long, if there is another one
@@ -57,7 +58,7 @@ class RemoteServer:
         if not found:
             raise ModelError(f"model {model.path}: expected grpc://host:port/name or grpc://host:port,host:port/name, or grpcs")
         self._path, self._wait_s = model.path, model.server_wait_s
-        self._protocol = PROTOCOLS[engine](found[3], model.signature or "serving_default", model.server_timeout_s)
+        self._protocol = PROTOCOLS[engine](found[3], model.signature or "serving_default", _REQUEST_SECONDS)
         self._clients = [self._protocol.connect(host, secure=found[1] == "grpcs") for host in found[2].split(",")]
         self._failed_at = [-_REST_S] * len(self._clients)
         self._turns = itertools.count()
@@ -192,8 +193,8 @@ def open_model(_local: str, folder: str, model: ModelConfig, detect: DetectConfi
       ModelError: The server is away for too long, has no such model, or the model is no detector.
       ModelFailed: It fails on a blank image.
     """
-    if detect.precision != "float32" or detect.xla:
-        raise ModelError(f"engine {detect.engine}: expected no --precision and no --xla, which are the server's own settings")
+    if detect.precision != "float32":
+        raise ModelError(f"engine {detect.engine}: expected no --precision, which is the server's own setting")
     server = RemoteServer(model, detect.engine)
     try:
         return _opened(server, folder, model, detect)

@@ -62,10 +62,6 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     frozen = frozen_model(local, folder, model, detect)
     metadata = frozen.metadata
     requests = read_requests(local, folder, metadata)
-    if metadata.resize == "none" and detect.xla:
-        raise ModelError(
-            f"model {folder}: takes images at their own size; leave out --xla and --engine, which compile it for one size"
-        )
     batch = frozen.batch or (1 if metadata.resize == "none" else None)  # images of different sizes make no batch
     batch_sizes = (batch,) if batch else detect.batch_sizes or (_GPU_BATCH_SIZES if gpu else _CPU_BATCH_SIZES)
     engine = TensorFlowEngine(frozen, batch_sizes, tensorflow_setup.concurrent_batches_of(detect, bool(gpu)))

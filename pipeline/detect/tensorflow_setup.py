@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from typing import Any
@@ -22,8 +21,6 @@ def configure_tensorflow(detect: DetectConfig) -> Any:
     Raises:
       ModelError: The machine lacks the device.
     """
-    if detect.xla:
-        os.environ["TF_XLA_FLAGS"] = "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"
     cap_malloc_arenas(max(2, available_cpus()))
     with quiet_stderr(), gc_paused():
         tf = import_without_keras()

@@ -150,7 +150,7 @@ def _check_workers(config: Config, runner: Runner, options: PipelineOptions) -> 
     """
     if config.worker != WorkerConfig() and not runner.fits_machines:
         able = " or ".join(other.name for other in RUNNERS if other.fits_machines)
-        raise ConfigError(f"worker.accelerator and worker.min_ram_gb: expected {able}, which fits machines; got {runner.name}")
+        raise ConfigError(f"worker.accelerator: expected {able}, which fits machines; got {runner.name}")
     name, place = ("archive", config.stream.archive) if config.mode == "streaming" else ("output", config.output)
     if not runner.local_files and "://" not in place:
         raise ConfigError(f"{name}: expected a folder that the workers of {runner.name} reach, gs://<bucket>/…; got {place!r}")

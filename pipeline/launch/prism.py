@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
+import re
 import shutil
 import signal
-import socket
 import subprocess
-import time
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,7 +41,7 @@ def prism_serving(options: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def running_prism(options: Any) -> Iterator[str]:
-    """Runs Prism during a block; yields its job endpoint, `host:port`.
+    """Runs Prism during a block, on a port of its own choice; yields its job endpoint, `host:port`.
 
     Args:
       options: Beam's options; `--prism_location` names the binary. Without it the binary on the PATH or of `go install` is used,
@@ -49,17 +50,36 @@ def running_prism(options: Any) -> Iterator[str]:
     Raises:
       RunnerError: There is no Prism, or it does not start.
     """
-    port = _free_port()
-    command = [prism_binary(options), f"--job_port={port}", "--serve_http=false", "--log_level=error"]
-    with open(os.environ.get("PRISM_LOG", os.devnull), "ab") as log:
-        process = subprocess.Popen(  # noqa: S603  the binary that the user chose
-            ["/bin/sh", "-c", WITH_PARENT, "sh", *command], stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
-        )
+    command = [prism_binary(options), "--job_port=0", "--serve_http=false", "--log_kind=text"]
+    process = subprocess.Popen(  # noqa: S603  the binary that the user chose
+        ["/bin/sh", "-c", WITH_PARENT, "sh", *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    endpoints: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read_log, args=(process.stdout, endpoints), name="prism log", daemon=True).start()
     try:
-        _wait_for(process, port)
-        yield f"localhost:{port}"
+        endpoint = ""
+        with contextlib.suppress(queue.Empty):
+            endpoint = endpoints.get(timeout=_START_SECONDS)
+        if not endpoint:
+            raise RunnerError(f"Prism does not start (exit code {process.poll()}); try it by hand: {' '.join(command)}")
+        yield endpoint
     finally:
         _end(process)
+
+
+def _read_log(log: Any, endpoints: queue.SimpleQueue[str]) -> None:
+    """Hands over the endpoint that Prism logs at its start, and "" at its end; copies all lines where `PRISM_LOG` says."""
+    with log, open(os.environ.get("PRISM_LOG", os.devnull), "ab") as copy:
+        for line in log:
+            copy.write(line)
+            copy.flush()
+            if found := re.search(rb"Serving JobManagement.*endpoint=(\S+:\d+)", line):
+                endpoints.put(found[1].decode())
+    endpoints.put("")
 
 
 def prism_binary(options: Any) -> str:
@@ -82,15 +102,6 @@ def prism_binary(options: Any) -> str:
         raise RunnerError(f"{_HOW} ({' '.join(str(err).split())[:200]})") from err
 
 
-def _wait_for(process: subprocess.Popen[bytes], port: int) -> None:
-    end = time.monotonic() + _START_SECONDS
-    while time.monotonic() < end and process.poll() is None:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        time.sleep(0.02)
-    raise RunnerError(f"Prism does not start (exit code {process.poll()}); try it by hand: {' '.join(map(str, process.args))}")  # type: ignore[arg-type]
-
-
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Ends Prism by closing the shell's input, as the death of this process would; kills it if that fails."""
     assert process.stdin is not None  # noqa: S101  it is a pipe
@@ -101,9 +112,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

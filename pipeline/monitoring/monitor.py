@@ -32,7 +32,7 @@ def monitored(
     with watched(monitoring.stuck_after_s), contextlib.ExitStack() as shown:
         now = stats or functools.partial(_counted, shown.enter_context(PROCESS.counting()))
         if monitoring.log_level != "error":
-            shown.enter_context(progress_shown(now, line, monitoring.report_every_s))
+            shown.enter_context(progress_shown(now, line))
         if monitoring.metrics_port is not None:
             from pipeline.monitoring import metrics  # its library is needed by nothing else
 

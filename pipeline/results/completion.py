@@ -18,7 +18,8 @@ from pipeline.results.layout import DETECTIONS
 # The settings of the detector that decide which rows come out. Precision and reduced decoding change only their last digits.
 ROW_SETTINGS = ("score_threshold", "iou_threshold", "classes", "max_detections", "labels_per_box")
 # All settings of the model decide on rows, except these: they change from release to release, or with the machine.
-_OF_RELEASES = ("model_version", "model_poll_s", "model_memory_mb", "path", "name")
+_OF_RELEASES = ("model_version", "model_poll_s", "server_wait_s", "path", "name")
+_OF_0_1_0 = {"server_timeout_s": 30.0, "server_wait_s": 600.0}  # they decide on no row, but stand in the hash of its rows
 
 
 class RowVersion(NamedTuple):
@@ -51,6 +52,7 @@ class RowVersion(NamedTuple):
         of_rows["classes"] = sorted(of_rows["classes"] or ())
         # A setting without a value is left out, so that a new setting keeps the hash of jobs that do not use it.
         of_rows |= {name: value for name, value in of_model.items() if name not in _OF_RELEASES and value is not None}
+        of_rows |= _OF_0_1_0
         limits = {
             "max_megapixels": detect.get("max_megapixels"),
             "max_file_mb": settings.get("read", {}).get("max_file_mb"),

@@ -36,7 +36,7 @@ from pipeline.stream.dedup_cache import DedupCache
 from pipeline.stream.delayed_acks import DelayedAcks
 from pipeline.stream.live import LiveStats
 from pipeline.stream.outgoing import Outcome
-from pipeline.stream.subscriber import PULL_BYTES, Subscriber
+from pipeline.stream.subscriber import PULL_BYTES, PULL_IMAGES, Subscriber
 from pipeline.stream.threads import RunThreads
 
 _BEFORE_DETECTING = ("message", "read")  # stages of images that no repeat waits for
@@ -97,13 +97,13 @@ class StreamRun:
         self._failed: set[str] = set()
         self._delayed_acks: dict[int, DelayedAcks] = {}
         subscription = settings.config.input[0] if settings.config.input else ""
-        self.subscriber = Subscriber(subscription, stream.pull_images, PULL_BYTES, self.threads)
+        self.subscriber = Subscriber(subscription, PULL_IMAGES, PULL_BYTES, self.threads)
         holds: dict[str, Any] = {"hold": self.subscriber.hold, "end_hold": self.subscriber.end_hold}
         if stream.answer_topic:
             self.answers = Answers(stream.answer_topic, stream.answer_deadline_s, **holds)
             self.threads.start("answering", functools.partial(self.answers.keep_publishing, self.threads.closed))
         if settings.results and settings.in_process:
-            self.archive = Archive(settings.writer(), stream.archive_window_s, self.threads, **holds)
+            self.archive = Archive(settings.writer(), settings.config.write.window_s, self.threads, **holds)
             self.threads.start("archiving", self.archive.keep_writing)
 
     def delayed_acks_of(self, poller: int) -> DelayedAcks:

@@ -24,6 +24,7 @@ from pipeline.stream.clients import connect_subscriber, is_lost_connection, one_
 from pipeline.stream.messages import Message, image_count
 from pipeline.stream.threads import RunThreads
 
+PULL_IMAGES = 128  # most images of messages, pulled ahead and in one bundle
 PULL_BYTES = 64_000_000  # of messages, pulled ahead and in one bundle
 EXTEND_SECONDS = 20
 _EXTEND_EVERY_SECONDS = 4.0  # a subscription's own deadline can be as short as 10 s

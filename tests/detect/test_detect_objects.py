@@ -36,21 +36,18 @@ def nothing(_detect):
 
 
 @pytest.mark.parametrize(
-    ("kilobytes", "settings", "chunks"),
+    ("kilobytes", "chunks"),
     [
-        pytest.param(1, {}, [32] * 4 + [22], id="small images: by their number"),
-        pytest.param(4_000, {}, [16] * 9 + [6], id="large images: by the bytes that the detector may hold"),
-        pytest.param(4_000, {"request_mb": 8.0}, [2] * 75, id="fewer bytes"),
-        pytest.param(4_000, {"request_mb": 1.0}, [1] * 150, id="one image always passes"),
-        pytest.param(1, {"request_images": 10}, [10] * 15, id="fewer images"),
+        pytest.param(1, [32] * 4 + [22], id="small images: by their number"),
+        pytest.param(4_000, [16] * 9 + [6], id="large images: by the bytes that the detector may hold"),
+        pytest.param(70_000, [1] * 3, id="one image always passes"),
     ],
 )
-def test_a_chunk_is_bounded_by_images_and_by_bytes(kilobytes, settings, chunks):
+def test_a_chunk_is_bounded_by_images_and_by_bytes(kilobytes, chunks):
     content = b"x" * (kilobytes * 1000)
-    detect = DetectConfig(**settings)
-    starting = StartDetecting(DetectorHandler(nothing, detect), detect)
+    starting = StartDetecting(DetectorHandler(nothing, DetectConfig()))
     with beam.Pipeline() as pipeline:
-        images = pipeline | beam.Create([150]) | beam.FlatMap(lambda n: [EncodedImage(ImageRef("a"), content)] * n)
+        images = pipeline | beam.Create([sum(chunks)]) | beam.FlatMap(lambda n: [EncodedImage(ImageRef("a"), content)] * n)
         sizes = images | beam.ParDo(starting) | beam.Map(lambda chunk: len(chunk.images))
         assert_that(sizes, equal_to(chunks))
 

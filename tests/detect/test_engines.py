@@ -132,17 +132,16 @@ def test_an_engine_without_memory_for_one_image_fails_whoever_waits():
     assert isinstance(detector.detect([EncodedImage(ImageRef("b"), b"")])[0], DeadLetter)
 
 
-@pytest.mark.parametrize("request_images", [1, 3, 64])
-def test_the_twin_function_gives_the_results_of_the_transform_in_order_and_starts_a_bounded_number(request_images):
-    """Without Beam: it reads images only as far ahead as the settings say."""
-    detect = DetectConfig(request_images=request_images)
-    images = [image(str(n), box=BOX) if n % 3 else EncodedImage(ImageRef(str(n)), b"text") for n in range(12)]
+def test_the_twin_function_gives_the_results_of_the_transform_in_order_and_starts_a_bounded_number():
+    """Without Beam: it reads images only as far ahead as keeps the detector busy."""
+    detect = DetectConfig(batch_sizes=(1,), feeder_processes=1, concurrent_batches=1)
+    images = [image(str(n), box=BOX) if n % 3 else EncodedImage(ImageRef(str(n)), b"text") for n in range(24)]
     read = []
     detector = load_detector(load_toy, detect)
-    for number, result in enumerate(detect_images((read.append(one) or one for one in images), detector, detect)):
-        assert len(read) <= number + request_images + 1
+    for number, result in enumerate(detect_images((read.append(one) or one for one in images), detector)):
+        assert len(read) <= number + detector.chunks_in_flight + 1
         assert (result.ref.uri, isinstance(result, DetectedImage)) == (str(number), bool(number % 3))
-    assert len(read) == 12
+    assert len(read) == 24
     detector.close()
 
 

@@ -289,11 +289,12 @@ def test_a_version_that_wants_more_images_at_once_loses_none():
 
 
 @pytest.fixture
-def crowded(model):
+def crowded(model, monkeypatch):
     """A detector of version 7 whose memory has no room for another version: each takes 0.6 MB by its file."""
     for version in (7, 8):
         write_version(model, version, padding="x" * 600_000)
-    watched = ModelConfig(path=str(model), model_poll_s=NEVER, model_memory_mb=1)
+    monkeypatch.setattr("pipeline.detect.model_watcher.gpu_bytes", lambda _: 1_000_000)
+    watched = ModelConfig(path=str(model), model_poll_s=NEVER)
     with contextlib.closing(load_detector(dataclasses.replace(watched, model_version="7"), FAST)) as detector:
         versions = resolve_versions(str(model))
         detector.watched = ModelWatcher(watched, FAST, detector, in_use=versions[1], others=versions)

@@ -106,7 +106,6 @@ def test_an_import_copies_the_file_with_its_description(tmp_path, engine, capfd)
     [
         pytest.param({"task": "segment"}, {}, "its properties says its task is 'segment'", id="another task"),
         pytest.param({"names": "[", "task": "detect"}, {}, "cannot be understood", id="damaged notes"),
-        pytest.param(None, {"xla": True}, "no .*xla", id="xla"),
     ],
 )
 def test_what_cannot_run_is_one_line(tmp_path, engine, notes, settings, message):

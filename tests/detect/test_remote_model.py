@@ -235,7 +235,8 @@ def test_an_image_that_the_server_refuses_is_one_dead_letter(toy, wrong):
 
 
 @pytest.mark.slow
-def test_an_image_beyond_the_deadline_is_one_dead_letter(toy):
+def test_an_image_beyond_the_deadline_is_one_dead_letter(toy, monkeypatch):
+    monkeypatch.setattr("pipeline.detect.remote_engine._REQUEST_SECONDS", 1.0)
     ended = threading.Event()
 
     def run(arrays):
@@ -243,7 +244,7 @@ def test_an_image_beyond_the_deadline_is_one_dead_letter(toy):
             ended.wait(500)
         return answer(arrays)
 
-    with toy(run) as server, detector_of(server, server_timeout_s=1.0) as detector:
+    with toy(run) as server, detector_of(server) as detector:
         found = confidences(detector.detect([image(grey) for grey in (100, POISON, 101)]))
         ended.set()
     assert found == [100, "model_failed", 101]
@@ -353,7 +354,7 @@ def test_a_job_that_waits_for_a_server_is_stopped_by_sigterm(tmp_path):
         ("grpc://localhost:1", {}, "expected grpc://host:port/name"),
         ("grpc://localhost:1/toy", {"engine": "tensorflow"}, "expected --engine triton or tf-serving for a model server"),
         ("digits", {}, "expected grpc://host:port/name as --model"),
-        ("grpc://localhost:1/toy", {"precision": "bfloat16"}, "which are the server's own settings"),
+        ("grpc://localhost:1/toy", {"precision": "bfloat16"}, "which is the server's own setting"),
     ],
 )
 def test_settings_that_do_not_fit_are_one_line(path, settings, message):

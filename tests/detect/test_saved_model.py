@@ -153,13 +153,11 @@ def as_raw_and_plain(images):
     ("config", "message"),
     [
         ({"signature": "predict"}, "expected a signature 'predict', it has ['serving_default']; set model.signature"),
-        ({"input_name": "x"}, "expected an input 'x', the signature takes ['images']; set model.input_name"),
         (
             {"input_hw": (100, 100)},
             "expected images uint8 (N, 100, 100, 3) as input 'images', the signature takes uint8 (None, 9",
         ),
-        ({"input_dtype": "float32"}, "expected images float32 (N, 96, 128, 3) as input 'images', the signature takes uint8"),
-        ({"boxes_output": "x", "count_output": "y"}, "expected outputs ['x', 'y'], the signature gives ['boxes', "),
+        ({"boxes_output": "x", "scores_output": "y"}, "expected outputs ['x', 'y'], the signature gives ['boxes', "),
         ({"boxes_output": "columns"}, "expected boxes (N, M, 4) as output 'columns', it is (None, 4, 100)"),
         ({"scores_output": "class_scores"}, "expected scores (N, M) as output 'class_scores', or (N, M, classes) without a"),
         ({"scores_output": "count"}, "expected scores (N, M) as output 'count'"),

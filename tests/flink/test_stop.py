@@ -18,7 +18,7 @@ RATE = 30.0
 
 @pytest.fixture
 def stream(flink: FlinkCluster, _pubsub_process, tmp_path, bright_model):
-    flags = ["--checkpointing_interval=5000", "--archive-window-s=5", "--allow-uri-prefix", tmp_path / "in"]
+    flags = ["--checkpointing_interval=5000", "--shard-seconds=5", "--allow-uri-prefix", tmp_path / "in"]
     flags += job_flags(flink, PUBSUB_EMULATOR_HOST=_pubsub_process.host)
     job = StreamingJob(_pubsub_process, tmp_path, bright_model, *flags, config=CONFIG, answers=False)
     yield Stream(job, tmp_path / "in")

@@ -139,7 +139,7 @@ def pubsub(_pubsub_process) -> CuttableProxy:
 def stream(flink: FlinkCluster, pubsub, _pubsub_process, tmp_path_factory, bright_model):
     folder = tmp_path_factory.mktemp("stream")
     flags = [f"--checkpointing_interval={int(CHECKPOINT_SECONDS * 1e3)}", f"--max_bundle_time_mills={BUNDLE_MS}"]
-    flags += ["--archive-window-s=10", "--allow-uri-prefix", folder / "in", *job_flags(flink, PUBSUB_EMULATOR_HOST=pubsub.host)]
+    flags += ["--shard-seconds=10", "--allow-uri-prefix", folder / "in", *job_flags(flink, PUBSUB_EMULATOR_HOST=pubsub.host)]
     with StreamingJob(_pubsub_process, folder, bright_model, *flags, config=CONFIG, answers=False) as job:
         started = Stream(job, folder / "in")
         started.publish([started.image("first")], RATE)

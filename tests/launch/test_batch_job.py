@@ -188,7 +188,7 @@ def test_a_stopped_run_says_so_in_one_line_and_the_same_command_does_the_rest(se
     """Ctrl-C, or the signal of a scheduler: no traceback; rows that are written stay, and no image is done twice."""
     write_work(tmp_path / "in")
     out = tmp_path / "out"
-    arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model, "--request-images", 16]
+    arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model, "--batch-sizes", 16]
     assert signal_at_work(sent, arguments, out) == (130, "stopped; rows that were written stay\n")
     done = len(rows_in(str(out)))
     assert 0 < done < WORK_IMAGES and not list(out.glob(".*"))

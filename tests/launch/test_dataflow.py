@@ -22,7 +22,6 @@ BATCH, STREAMING = "configs/batch_gcs_dataflow_gpu.yaml", "configs/streaming_pub
 GOLDEN = REPO / "tests" / "golden"
 GPU = {
     "beam:resources:accelerator:v1": b"type:nvidia-tesla-t4;count:1;install-nvidia-driver",
-    "beam:resources:min_ram_bytes:v1": b"16000000000",
 }
 DETECT_OBJECTS = {
     "DetectObjects/StartDetecting",
@@ -212,9 +211,6 @@ CLOUD = ["--project=test-project", "--region=europe-west1", "--temp_location=gs:
         pytest.param(["--config", STREAMING, "--output", "projects/p12345/topics/t01"], "archive: expected", id="no archive"),
         pytest.param(
             ["--runner=DirectRunner", "--config", BATCH, "--output", "out"], "DataflowRunner, which fits", id="local GPU"
-        ),
-        pytest.param(
-            ["--min-ram-gb", "4", "--output", "out"], "DataflowRunner, which fits machines; got DirectRunner", id="local RAM"
         ),
     ],
 )

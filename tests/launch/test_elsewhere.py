@@ -48,7 +48,7 @@ def test_processes_detect_and_the_launcher_loads_nothing_but_says_how_far_they_a
     save_version(tmp_path / "model", 7, call_ms=CALL_MS)
     arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", tmp_path / "model"]
     one_by_one = ("--batch-sizes=1", "--concurrent-batches=1")
-    code, out, err = launch(*arguments, "--report-every-s=1", *one_by_one, *TWO_PROCESSES)
+    code, out, err = launch(*arguments, *one_by_one, *TWO_PROCESSES)
     assert code == 0, err
     assert "launcher loaded TensorFlow: False" in out
     assert "waiting for workers" in err
@@ -83,7 +83,7 @@ def test_workers_of_a_job_server_tell_the_same(tmp_path, bright_model):
     arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]
     with running_prism(PipelineOptions([])) as endpoint:
         flags = ["--runner=PortableRunner", f"--job_endpoint={endpoint}", *worker_flags()]
-        code, out, err = launch(*arguments, "--report-every-s=1", *flags)
+        code, out, err = launch(*arguments, *flags)
     assert code == 0, err
     assert "launcher loaded TensorFlow: False" in out
     assert re.search(r"waiting for workers\n(.*\n)* *\d+ s  1 worker is loading the model", err)

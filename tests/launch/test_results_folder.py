@@ -13,7 +13,7 @@ def test_of_a_killed_job_its_rows_stay_and_its_unfinished_files_go_once_they_are
     write_work(tmp_path / "work")
     write_images(tmp_path / "in", "a.png", "b.png")
     out = tmp_path / "out"
-    arguments = ["--output", out, "--model", bright_model, "--request-images", 16, "--input"]
+    arguments = ["--output", out, "--model", bright_model, "--batch-sizes", 16, "--input"]
     signal_at_work(signal.SIGKILL, [*arguments, tmp_path / "work"], out)
     done = [row["image"]["uri"] for row in rows_in(str(out))]
     assert 0 < len(done) == len({*done}) < WORK_IMAGES

@@ -73,7 +73,7 @@ class Ended:
 HOSTILE = [b"hello", b"{", b'{"images": []}', b'{"uri": "/etc/passwd"}', b'["file:///etc/passwd"]', b'{"bytes": "?"}']
 REFUSED = {
     "empty": b'{"request_id": "empty", "images": []}',
-    "oversized": json.dumps({"request_id": "oversized", "images": [f"gs://b/{n}" for n in range(51)]}).encode(),
+    "oversized": json.dumps({"request_id": "oversized", "images": [f"gs://b/{n}" for n in range(1001)]}).encode(),
     "no list": b'{"request_id": "no list", "images": 3}',
 }
 INLINE_BROKEN = b"\xff\xd8\xff\xe0 not a whole JPEG"
@@ -104,8 +104,7 @@ def ended(_pubsub_process, tmp_path_factory, bright_model) -> Ended:
     random.shuffle(messages)
 
     # the model is so quick that it would take each image at once: only waiting shows that batches form
-    flags = ("--allow-uri-prefix", "gs://", folder / "in", "--archive-window-s", "2", "--batch-timeout-ms", "20")
-    flags += ("--max-message-images", "50")
+    flags = ("--allow-uri-prefix", "gs://", folder / "in", "--shard-seconds", "2", "--batch-timeout-ms", "20")
     with StreamingJob(_pubsub_process, folder, bright_model, *flags, forked=False) as job:
         job.publish(*messages)
         detections = job.take(job.detections, IMAGES)
@@ -213,7 +212,7 @@ def test_a_message_is_acknowledged_only_when_its_row_is_durable_and_published(
     pubsub_emulator, tmp_path, bright_model, bright_png
 ):
     """Killed after each of these steps the job loses nothing: what was not acknowledged comes again, under the same id."""
-    job = StreamingJob(pubsub_emulator, tmp_path, bright_model, "--archive-window-s", "1")
+    job = StreamingJob(pubsub_emulator, tmp_path, bright_model, "--shard-seconds", "1")
     ids: collections.defaultdict[str, set[str]] = collections.defaultdict(set)
 
     def published() -> set[str]:

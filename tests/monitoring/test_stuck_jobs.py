@@ -25,7 +25,7 @@ from tests.streaming_job import StreamingJob
 IMAGES, MANY = 12, 400
 STUCK = re.compile(r"^error: the job is stuck in its (\w+): .* the stacks of all threads are in (\S+)$", re.MULTILINE)
 SOON = ("--stuck-after-s", 15)  # longer than a busy machine pauses in what is not stuck
-STREAM = ("--allow-uri-prefix", "gs://", "/", "--archive-window-s", 2, *SOON)
+STREAM = ("--allow-uri-prefix", "gs://", "/", "--shard-seconds", 2, *SOON)
 
 
 def stuck_part(printed: str) -> str:
