@@ -17,7 +17,7 @@ from typing import NamedTuple
 from apache_beam.io.filesystems import FileSystems
 
 from pipeline.results.layout import RUNS, STAGING
-from pipeline.storage.files import delete_files, exists, make_folder, write_file
+from pipeline.storage.files import delete_files, exists, write_file
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.listing import files_of
 
@@ -58,7 +58,6 @@ class Run(NamedTuple):
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
         """Makes the run's folder, and removes it at the end, however the run ends."""
-        make_folder(self.folder)
         write_file(f"{self.folder}/{_OPEN}", b"")
         try:
             yield
@@ -74,7 +73,7 @@ class Run(NamedTuple):
         delete_files(file.path for file in files_of(self.folder, "**"))
 
 
-def remove_abandoned(output: str, older_than_s: float = ABANDONED_SECONDS) -> None:
+def remove_abandoned(output: str) -> None:
     """Removes the folders of unfinished files in which nothing has changed for a day: their runs were killed.
 
     A run that wakes up later does not find its staged files; its bundles fail, and nothing is lost.
@@ -86,5 +85,5 @@ def remove_abandoned(output: str, older_than_s: float = ABANDONED_SECONDS) -> No
             name = entry.path[len(output) + 1 :].partition("/")[0].removeprefix(STAGING)
             written[name] = max(written.get(name, 0.0), entry.last_updated_in_seconds)
     for name, last in written.items():
-        if time.time() - last > older_than_s and not os.path.islink(Run(output, name).folder):
+        if time.time() - last > ABANDONED_SECONDS and not os.path.islink(Run(output, name).folder):
             Run(output, name).remove()
