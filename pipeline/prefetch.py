@@ -60,11 +60,6 @@ class Slot(Generic[Element, Result]):
         """
         self._ahead._reserve(self, size_bytes)
 
-    def hold(self, size_bytes: int) -> None:
-        """Counts bytes that are allocated already."""
-        with self._ahead._lock:
-            self._ahead._set_held(self, size_bytes)
-
     def passed_on(self) -> WindowedValue:
         """Waits for the result; returns it in the window and at the time of the element."""
         from apache_beam.transforms.window import GlobalWindow

@@ -85,7 +85,7 @@ MUTANTS = {
     ),
     "swallows the crash of a process that decodes": Mutant(
         "pipeline/feed/feeder.py",
-        "        self._failures[self.singles.popleft()] = failure\n",
+        "        self.failures[self.singles.popleft()] = failure\n",
         "        self.singles.popleft()\n",
         "tests/feed/test_feeder.py::TestDeath::test_a_crash_costs_exactly_the_image_at_fault",
     ),

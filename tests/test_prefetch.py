@@ -94,17 +94,6 @@ def test_the_bound_on_the_count_holds_for_elements_without_bytes():
     assert [len(list(ahead.add(0))) for _ in range(5)] == [0, 0, 0, 1, 1]
 
 
-def test_what_holds_its_bytes_already_is_passed_on_when_there_are_too_many():
-    """Holding is never refused, as nothing can be saved by waiting."""
-
-    def start(slot):
-        slot.hold(slot.element)
-        slot.result.set_result(slot.element)
-
-    ahead = Prefetcher(start, 100, MOST_BYTES)
-    assert [[done.value for done in ahead.add(size)] for size in (40, 24, 1, 200, 5)] == [[], [], [40], [24, 1], [200]]
-
-
 def test_each_result_keeps_window_and_timestamp():
     held = Held(Inline())
     ahead = Prefetcher(held.start, 1, MOST_BYTES)

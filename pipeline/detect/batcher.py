@@ -10,6 +10,7 @@ one image fails no other.
 from __future__ import annotations
 
 import dataclasses
+import queue
 import threading
 import time
 from collections import deque
@@ -34,7 +35,7 @@ class Outputs:
       start: The first of these images in the request.
       stop: Behind the last one.
       arrays: As of `Engine.run`, for these images.
-      error: Why the model fails on this image alone; `arrays` is then empty.
+      error: Why the model fails on this one image, a `ModelFailed`; `arrays` is then empty.
       batch_size: Size of the batch, with padding, if these images are its first ones, else 0; so a sum counts each batch once.
       seconds: Time of the batch where `batch_size` is given, else 0.
     """
@@ -42,7 +43,7 @@ class Outputs:
     start: int
     stop: int
     arrays: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    error: ModelFailed | None = None
+    error: BaseException | None = None
     batch_size: int = 0
     seconds: float = 0.0
 
@@ -94,14 +95,21 @@ class Batcher:
         Raises:
           OutOfMemory: Even a single image does not fit into memory.
         """
-        if not len(pixels):
-            return []
-        request = _Request(pixels)
-        with self._changed:
-            self._waiting.append(_Part(request, 0, len(pixels), time.monotonic()))
-            self._images += len(pixels)
-            self._changed.notify()
-        return request.result()
+        answers: queue.SimpleQueue[Outputs] = queue.SimpleQueue()
+        if len(pixels):
+            with self._changed:
+                self._waiting.append(_Part(pixels, 0, len(pixels), time.monotonic(), answers))
+                self._images += len(pixels)
+                self._changed.notify()
+        found: list[Outputs] = []
+        images = 0
+        while images < len(pixels):  # also after an error: until then the engine may read the pixels
+            found.append(answers.get())
+            images += found[-1].stop - found[-1].start
+        for answer in found:
+            if answer.error and not isinstance(answer.error, ModelFailed):
+                raise answer.error
+        return sorted(found, key=lambda part: part.start)
 
     def isolate(self, batch_size: int) -> None:
         """From now on each image is a batch of its own, filled with copies of itself; for a model that mixes images."""
@@ -183,17 +191,16 @@ class Batcher:
         with self._changed:
             while not self._closed:
                 most = 1 if self._alone else self._sizes[-1]
-                oldest_s = time.monotonic() - self._waiting[0].since if self._waiting else 0.0
-                if self._waiting and (self._images >= most or oldest_s >= self._timeout_s):
+                wait_s = self._waiting[0].since + self._timeout_s - time.monotonic() if self._waiting else None
+                if wait_s is not None and (self._images >= most or wait_s <= 0):
                     return self._take(most)
-                self._changed.wait(self._timeout_s - oldest_s if self._waiting else None)
+                self._changed.wait(wait_s)
             return []
 
     def _take(self, most: int) -> list[_Part]:
         taken = []
         while self._waiting and most:
-            part = self._waiting.popleft()
-            now, later = part.divided(most)
+            now, later = self._waiting.popleft().divided(most)
             taken.append(now)
             most -= now.images
             self._images -= now.images
@@ -224,14 +231,15 @@ class Batcher:
             if count > 1:
                 self._run_in_sizes(parts, 1)
             else:
-                parts[0].answer({}, err)
+                _fail(parts, err)
         except BaseException as err:  # noqa: BLE001  whatever an engine raises is for those who wait
             _fail(parts, err)
         else:
             first = 0
             for part in parts:
                 arrays = {name: array[first : first + part.images] for name, array in outputs.items()}
-                part.answer(arrays, None, *((0, 0.0) if first else (size, seconds)))
+                led = (0, 0.0) if first else (size, seconds)
+                part.answers.put(Outputs(part.start, part.stop, arrays, None, *led))
                 first += part.images
 
     def _run_in_sizes(self, parts: Iterable[_Part], most: int) -> None:
@@ -255,40 +263,14 @@ class Batcher:
         return bool(left)
 
 
-class _Request:
-    """The images of one call of `run`, whose parts are answered by several threads."""
-
-    def __init__(self, pixels: np.ndarray):
-        self.pixels = pixels
-        self._left = len(pixels)
-        self._answers: list[Outputs] = []
-        self._error: BaseException | None = None
-        self._lock = threading.Lock()
-        self._done = threading.Event()
-
-    def answer(self, part: Outputs, error: BaseException | None = None) -> None:
-        with self._lock:
-            self._answers.append(part)
-            self._error = self._error or error
-            self._left -= part.stop - part.start
-            if not self._left:
-                self._done.set()
-
-    def result(self) -> list[Outputs]:
-        """Waits for all parts, also after an error: until then the engine may read the pixels."""
-        self._done.wait()
-        if self._error:
-            raise self._error
-        return sorted(self._answers, key=lambda part: part.start)
-
-
 class _Part(NamedTuple):
-    """Some images of a request, `start` to `stop`, that have waited `since`."""
+    """Some images of a request, `start` to `stop`, that have waited `since`, and the queue for what becomes of them."""
 
-    request: _Request
+    request: np.ndarray
     start: int
     stop: int
     since: float
+    answers: queue.SimpleQueue[Outputs]
 
     @property
     def images(self) -> int:
@@ -296,22 +278,17 @@ class _Part(NamedTuple):
 
     @property
     def pixels(self) -> np.ndarray:
-        return self.request.pixels[self.start : self.stop]
+        return self.request[self.start : self.stop]
 
     def divided(self, most: int) -> tuple[_Part, _Part]:
         """Its first images, at most `most`, and the others."""
         cut = min(self.stop, self.start + most)
         return self._replace(stop=cut), self._replace(start=cut)
 
-    def answer(
-        self, arrays: Mapping[str, np.ndarray], error: ModelFailed | None, batch_size: int = 0, seconds: float = 0.0
-    ) -> None:
-        self.request.answer(Outputs(self.start, self.stop, arrays, error, batch_size, seconds))
-
 
 def _fail(parts: Iterable[_Part], error: BaseException) -> None:
     for part in parts:
-        part.request.answer(Outputs(part.start, part.stop), error)
+        part.answers.put(Outputs(part.start, part.stop, error=error))
 
 
 def _padded(pixels: np.ndarray, size: int) -> np.ndarray:

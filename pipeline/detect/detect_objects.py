@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, NamedTuple, cast
@@ -27,7 +27,7 @@ from pipeline.config import DetectConfig, ModelConfig, ReadConfig
 from pipeline.detect.detector import Detector, Image, Result
 from pipeline.detect.load_detector import shared_detector
 from pipeline.detect.loaded_model import LoadModel
-from pipeline.prefetch import Prefetcher, Slot
+from pipeline.limits import MEMORY
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage
 from pipeline.results.cancellation import steps_are_cancelled
 from pipeline.stats import metrics
@@ -103,37 +103,32 @@ def detect_images(images: Iterable[Image], detector: Detector) -> Iterator[Resul
       images: Read lazily: as many as keep the detector busy, and at most 64 MB of encoded bytes, are under way.
       detector: Does the work, on its own threads and processes.
     """
-    chunks = _Chunks(lambda: detector)
+    chunks = _Chunks(detector)
     for image in images:
-        for started in chunks.add(image, 0, None):
-            yield from started.value.finish(detector).results
-    for started in chunks.rest():
-        yield from started.value.finish(detector).results
+        for chunk in chunks.add(image):
+            yield from chunk.finish(detector).results
+    for chunk in chunks.rest():
+        yield from chunk.finish(detector).results
 
 
+@dataclasses.dataclass(eq=False)
 class Chunk:
     """Images, and in the process that started them the future of their results; another process starts them again.
 
     Attributes:
       images: The images.
-      timestamps: Of their elements.
+      places: Timestamp and window of each.
       results: One for each image; empty until they are there.
+      work: The future.
     """
 
-    def __init__(
-        self,
-        images: Sequence[Image],
-        timestamps: Sequence[Any],
-        work: Future[list[Result]] | None = None,
-        results: Sequence[Result] = (),
-    ):
-        self.images = images
-        self.timestamps = timestamps
-        self.results = results
-        self._work = work
+    images: Sequence[Image]
+    places: Sequence[tuple[Any, Any]]
+    results: Sequence[Result] = ()
+    work: Future[list[Result]] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Chunk, (self.images, self.timestamps, None, self.results)
+        return Chunk, (self.images, self.places, self.results)
 
     @property
     def encoded_bytes(self) -> int:
@@ -146,15 +141,15 @@ class Chunk:
         Raises:
           KeyboardInterrupt: The job was stopped.
         """
-        work = self._work or detector.start(self.images)
+        work = self.work or detector.start(self.images)
         while not wait([work], _LOOK_SECONDS).done:
             if steps_are_cancelled():
                 raise KeyboardInterrupt
-        return Chunk(self.images, self.timestamps, results=work.result())
+        return Chunk(self.images, self.places, work.result())
 
 
 class ChunkCoder(beam.coders.Coder):
-    """Beam's pickling of chunks. Beam asks for the size of many elements; an estimate spares their pickling."""
+    """Beam's pickling of chunks. Beam asks for the size of most elements; an estimate spares their pickling."""
 
     _pickle = beam.coders.PickleCoder()
 
@@ -175,49 +170,41 @@ beam.coders.registry.register_coder(Chunk, ChunkCoder)
 
 
 class _Chunks:
-    """Collects images of one window into chunks, and starts these ahead, bounded by count and by encoded bytes."""
+    """Collects images into chunks, and starts these ahead of need, bounded by count and by encoded bytes."""
 
-    def __init__(self, detector: Callable[[], Detector]):
+    def __init__(self, detector: Detector):
         self._detector = detector
+        self._chunk_size = detector.chunk_size
         self._images: list[Image] = []
-        self._timestamps: list[Any] = []
-        self._bytes = 0
-        self._window: Any = None
-        self._ahead: Prefetcher[Chunk, Chunk] | None = None
+        self._places: list[tuple[Any, Any]] = []
+        self._bytes = 0  # of these images
+        self._under_way: deque[tuple[Chunk, int]] = deque()  # with their bytes
 
-    def add(self, image: Image, timestamp: Any, window: Any) -> Iterable[WindowedValue]:
+    def add(self, image: Image, timestamp: Any = None, window: Any = None) -> Iterable[Chunk]:
         """Adds an image; yields the oldest chunks while too many are under way."""
-        is_new = self._images and window is not self._window and window != self._window
-        of_window_before = self._start() if is_new else ()
-        self._window = window
         self._images.append(image)
-        self._timestamps.append(timestamp)
+        self._places.append((timestamp, window))
         self._bytes += _bytes_of(image)
         is_full = len(self._images) >= self._chunk_size or self._bytes >= _MOST_BYTES
-        return itertools.chain(of_window_before, self._start()) if is_full else of_window_before
+        return self._start() if is_full else ()
 
-    def rest(self) -> Iterator[WindowedValue]:
+    def rest(self) -> Iterator[Chunk]:
         """Yields all remaining chunks."""
         if self._images:
             yield from self._start()
-        if self._ahead:
-            yield from self._ahead.rest()
+        yield from self._pass_on(0, 0)
 
-    @functools.cached_property
-    def _chunk_size(self) -> int:
-        return self._detector().chunk_size
+    def _start(self) -> Iterator[Chunk]:
+        chunk = Chunk(self._images, self._places, work=self._detector.start(self._images))
+        self._under_way.append((chunk, self._bytes))
+        self._images, self._places, self._bytes = [], [], 0
+        return self._pass_on(self._detector.chunks_in_flight, MEMORY.budget(_MOST_BYTES))
 
-    def _start(self) -> Iterator[WindowedValue]:
-        if not self._ahead:
-            self._ahead = Prefetcher(self._begin, self._detector().chunks_in_flight, _MOST_BYTES)
-        chunk = Chunk(self._images, self._timestamps)
-        self._images, self._timestamps, self._bytes = [], [], 0
-        return self._ahead.add(chunk, chunk.timestamps[0], self._window)
-
-    def _begin(self, place: Slot[Chunk, Chunk]) -> None:
-        chunk = place.element
-        place.hold(chunk.encoded_bytes)
-        place.result.set_result(Chunk(chunk.images, chunk.timestamps, self._detector().start(chunk.images)))
+    def _pass_on(self, most: int, most_bytes: float) -> Iterator[Chunk]:
+        """Yields the oldest chunks while more are under way; a chunk counts until the next one is wanted, so it has ended."""
+        while len(self._under_way) > most or (len(self._under_way) > 1 and sum(n for _, n in self._under_way) > most_bytes):
+            yield self._under_way[0][0]
+            self._under_way.popleft()
 
 
 def _bytes_of(image: Image) -> int:
@@ -234,15 +221,22 @@ class StartDetecting(beam.DoFn):
         self._detector = self._handler.load_model()
 
     def start_bundle(self) -> None:
-        self._chunks = _Chunks(self._detector)
+        self._chunks: _Chunks | None = None
 
     def process(
         self, image: Image, timestamp: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam
     ) -> Iterable[WindowedValue]:
-        return self._chunks.add(image, timestamp, window)
+        if not self._chunks:
+            self._chunks = _Chunks(self._detector())
+        return map(_in_window, self._chunks.add(image, timestamp, window))
 
-    def finish_bundle(self) -> Iterator[WindowedValue]:
-        return self._chunks.rest()
+    def finish_bundle(self) -> Iterable[WindowedValue]:
+        return map(_in_window, self._chunks.rest()) if self._chunks else ()
+
+
+def _in_window(chunk: Chunk) -> WindowedValue:
+    timestamp, window = chunk.places[0]
+    return WindowedValue(chunk, timestamp, (window,))
 
 
 class DetectorHandler(ModelHandler[Chunk, Chunk, Callable[[], Detector]]):
@@ -296,8 +290,8 @@ class DetectorHandler(ModelHandler[Chunk, Chunk, Callable[[], Detector]]):
         return "DetectObjects"
 
 
-def _part(chunk: Chunk, window: Any = beam.DoFn.WindowParam) -> Iterable[Any]:
+def _part(chunk: Chunk) -> Iterable[Any]:
     """Each result in the window and at the time of its image."""
-    for timestamp, result in zip(chunk.timestamps, chunk.results, strict=True):
+    for (timestamp, window), result in zip(chunk.places, chunk.results, strict=True):
         windowed = WindowedValue(result, timestamp, (window,))
         yield beam.pvalue.TaggedOutput("dead", windowed) if isinstance(result, DeadLetter) else windowed

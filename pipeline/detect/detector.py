@@ -61,6 +61,7 @@ class Detector:
       detect: How to run the model.
       samples: How many samples the job wants; images that may be among them get a thumbnail.
       read: How images that have no bytes yet are read.
+      feeder: Of `feeder_of`, if it has been started before the model was loaded; the detector closes it.
 
     Attributes:
       in_use: The model version in use; swaps it.
@@ -70,7 +71,14 @@ class Detector:
       ready_at: When the detector became usable, seconds since the epoch.
     """
 
-    def __init__(self, model: LoadedModel, detect: DetectConfig, samples: int = 0, read: ReadConfig | None = None):
+    def __init__(
+        self,
+        model: LoadedModel,
+        detect: DetectConfig,
+        samples: int = 0,
+        read: ReadConfig | None = None,
+        feeder: Feeder | None = None,
+    ):
         self.in_use = ModelInUse(model)
         self.watched: VersionWatch | None = None
         self.canary: Canary | None = None
@@ -81,7 +89,8 @@ class Detector:
         self._under_way: set[Future[list[Result]]] = set()
         self._pool = ThreadPoolExecutor(_THREADS, "detect")
         self._read = read or ReadConfig()
-        self._feeder = _feeder_for(model, detect, self._read)
+        self._feeder = feeder or feeder_of(detect)
+        _open(self._feeder, model, detect, self._read)
         self.ready_at = time.time()
 
     @property
@@ -115,7 +124,8 @@ class Detector:
             return self._check(model, functools.partial(self._detect_with, model))
         one_process = dataclasses.replace(self._settings, feeder_processes=1)
         # images that wait for a version hold all memory of the other feeder
-        with contextlib.closing(_feeder_for(model, one_process, self._read)) as feeder:
+        with contextlib.closing(feeder_of(one_process)) as feeder:
+            _open(feeder, model, one_process, self._read)
             return self._check(model, functools.partial(self._detect_with, model, feeder=feeder))
 
     def _check(self, model: LoadedModel, detect_in: DetectIn) -> str | None:
@@ -243,32 +253,33 @@ class Detector:
 
     def _results(self, model: LoadedModel, fed: FedChunk, outputs: Outputs, started_at: float) -> Iterator[tuple[int, Result]]:
         """The results for the images of one batch, by their place in the chunk."""
-        returned_at, part = time.monotonic(), slice(outputs.start, outputs.stop)
-        whs: list[tuple[int, int]] = list(map(tuple, fed.image_whs[part].tolist()))
+        returned_at, batch = time.monotonic(), fed.fitted[outputs.start : outputs.stop]
         found: Sequence[Detections | ImageError]
         if outputs.error:
-            found = [ImageError("detect", "model_failed", f"the model fails on this image alone: {outputs.error}")] * len(whs)
+            found = [ImageError("detect", "model_failed", f"the model fails on this image alone: {outputs.error}")] * len(batch)
         else:
-            found = to_detections(outputs.arrays, model.metadata, list(map(fed.model_input.plan, whs)), self._settings)
-        images = [fed.images[place] for place in fed.places[part]]
+            transforms = [fed.model_input.plan(each.image_wh) for each in batch]
+            found = to_detections(outputs.arrays, model.metadata, transforms, self._settings)
         now, name, version = time.time(), model.metadata.name, model.version
-        predict_s, postprocess_s = returned_at - fed.fed_at, (time.monotonic() - returned_at) / len(whs)
-        seconds, received_at = fed.seconds[part].tolist(), fed.received_at[part].tolist()
-        for n, (image, place, detections) in enumerate(zip(images, fed.places[part], found, strict=True)):
-            read_s, decode_s = seconds[n]
+        predict_s, postprocess_s = returned_at - fed.fed_at, (time.monotonic() - returned_at) / len(batch)
+        batch_size, batch_s = outputs.batch_size, outputs.seconds
+        for fitted, detections in zip(batch, found, strict=True):
+            image, read_s, received_at = fed.images[fitted.place], fitted.read_s, fitted.received_at
             if isinstance(image, EncodedImage):
-                ref, read_s, received_at[n] = image.ref, image.read_seconds, image.received_at
+                ref, read_s, received_at = image.ref, image.read_seconds, image.received_at
             else:
-                ref = dataclasses.replace(image, generation=fed.generations[part.start + n])
-            thumbnail = fed.thumbnails.get(place, b"")
+                ref = dataclasses.replace(image, generation=fitted.generation)
             if isinstance(detections, ImageError):
                 letter = detections.dead_letter(ref, _payload(image))
-                yield place, dataclasses.replace(letter, model_name=name, model_version=version, thumbnail=thumbnail)
+                yield (
+                    fitted.place,
+                    dataclasses.replace(letter, model_name=name, model_version=version, thumbnail=fitted.thumbnail),
+                )
                 continue
-            latency_s = now - (received_at[n] or started_at)
-            led = (0, 0.0) if n else (outputs.batch_size, outputs.seconds)
-            timing = Timing(read_s, decode_s, predict_s, postprocess_s, latency_s, now, *led)
-            yield place, DetectedImage(ref, whs[n][0], whs[n][1], name, version, detections, timing, thumbnail)
+            latency_s = now - (received_at or started_at)
+            timing = Timing(read_s, fitted.decode_s, predict_s, postprocess_s, latency_s, now, batch_size, batch_s)
+            yield fitted.place, DetectedImage(ref, *fitted.image_wh, name, version, detections, timing, fitted.thumbnail)
+            batch_size, batch_s = 0, 0.0  # a sum over images counts each batch once
 
     def _with_thumbnail(self, image: Image, result: Result) -> Result:
         """The same result, with a thumbnail only if it may be a sample; the image is read again if the result has none."""
@@ -281,22 +292,27 @@ class Detector:
         )
 
 
-def _feeder_for(model: LoadedModel, detect: DetectConfig, read: ReadConfig) -> Feeder:
-    processes = detect.feeder_processes or available_cpus()
+def feeder_of(detect: DetectConfig) -> Feeder:
+    """Starts the feeder processes of a detector, which need no model yet."""
+    return Feeder(detect.feeder_processes or available_cpus())
+
+
+def _open(feeder: Feeder, model: LoadedModel, detect: DetectConfig, read: ReadConfig) -> None:
+    """Lets feeder processes work for a model."""
     limits = Limits(
         max_pixels=detect.max_megapixels * 1e6,
         scaled_decode=detect.scaled_decode,
         max_file_bytes=int(read.max_file_mb * 1e6),
-        read_threads=-(-read.read_threads // processes),
-        read_ahead_bytes=MEMORY.budget(_READ_AHEAD_BYTES) / processes,
+        read_threads=-(-read.read_threads // feeder.processes),
+        read_ahead_bytes=MEMORY.budget(_READ_AHEAD_BYTES) / feeder.processes,
         retry_seconds=RETRY_SECONDS,
         give_up_seconds=GIVE_UP_SECONDS,
     )
     height, width = model.metadata.input_hw
     chunk_bytes = height * width * 3 * _chunk_size(model)
     in_model = -(-model.engine.images_in_flight // _chunk_size(model))
-    slots = min(2 * processes + in_model + 1, int(MEMORY.budget(_PIXEL_BYTES) / chunk_bytes))
-    return Feeder(limits, processes, max(slots, 2))
+    slots = min(2 * feeder.processes + in_model + 1, int(MEMORY.budget(_PIXEL_BYTES) / chunk_bytes))
+    feeder.open(limits, max(slots, 2))
 
 
 def _chunk_size(model: LoadedModel) -> int:

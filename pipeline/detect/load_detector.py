@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import threading
 import time
+from collections.abc import Callable
 
 from pipeline.config import DetectConfig, ModelConfig, ReadConfig
 from pipeline.detect.detections import check_classes
-from pipeline.detect.detector import Detector
+from pipeline.detect.detector import Detector, feeder_of
 from pipeline.detect.load_model import load
 from pipeline.detect.loaded_model import LoadedModel, LoadModel
 from pipeline.detect.model_watcher import ModelWatcher
@@ -67,16 +70,15 @@ def load_detector(
     """
     MEMORY.narrow(detect.memory_mb)
     if not isinstance(model, ModelConfig):
-        loaded = model(detect)
-        return _checked(loaded, f"model {loaded.metadata.name}", detect, samples, read)
+        return _checked(functools.partial(model, detect), "", detect, samples, read)
     if not is_watchable(model):
-        return _checked(load(model, detect), f"model {model.path}", detect, samples, read)
+        return _checked(functools.partial(load, model, detect), model.path, detect, samples, read)
     refused: dict[Version, ModelError] = {}
     found = resolve_versions(model.path, model.model_version)
     for version in found[:_TRIED]:
         alone = dataclasses.replace(model, path=version.folder, model_version=None)
         try:
-            detector = _checked(load(alone, detect), f"model {version.folder}", detect, samples, read)
+            detector = _checked(functools.partial(load, alone, detect), version.folder, detect, samples, read)
         except ModelError as err:
             refused[version] = err
         else:
@@ -86,17 +88,19 @@ def load_detector(
     raise next(iter(refused.values()))
 
 
-def _checked(loaded: LoadedModel, called: str, detect: DetectConfig, samples: int, read: ReadConfig | None) -> Detector:
-    """A detector with this model; closes a model that fails its checks."""
-    try:
+def _checked(
+    load_model: Callable[[], LoadedModel], path: str, detect: DetectConfig, samples: int, read: ReadConfig | None
+) -> Detector:
+    """A detector with a model; the feeder processes start while the model loads. All is closed if it fails its checks."""
+    with contextlib.ExitStack() as failed:
+        feeder = failed.enter_context(contextlib.closing(feeder_of(detect)))
+        loaded = load_model()
+        failed.enter_context(contextlib.closing(loaded.engine))
         check_classes(detect.classes, loaded.metadata)
-        detector = Detector(loaded, detect, samples, read)
-    except BaseException:
-        loaded.engine.close()
-        raise
-    if problem := detector.check(loaded) or _no_room():
-        detector.close()
-        raise ModelError(f"{called}: {problem}")
+        detector = Detector(loaded, detect, samples, read, feeder)
+        if problem := detector.check(loaded) or _no_room():
+            raise ModelError(f"model {path or loaded.metadata.name}: {problem}")
+        failed.pop_all()
     detector.ready_at = time.time()
     return detector
 

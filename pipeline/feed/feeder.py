@@ -14,17 +14,14 @@ import contextlib
 import dataclasses
 import logging
 import os
-import queue
-import selectors
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from multiprocessing.connection import Connection
 from typing import Any
@@ -37,20 +34,39 @@ from pipeline.feed.bounds import TIMED_OUT
 from pipeline.feed.decode import most_seconds
 from pipeline.feed.fit import ModelInput
 from pipeline.feed.shared_memory import SharedMemory, size_of
-from pipeline.feed.work import AskRoom, Coming, Failure, GiveRoom, Limits, Prepared, RoomFree, StoreAway, StoreFails, ToRead, Work
+from pipeline.feed.work import (
+    AskRoom,
+    Coming,
+    Failure,
+    Fitted,
+    GiveRoom,
+    Limits,
+    Prepared,
+    RoomFree,
+    StoreAway,
+    StoreFails,
+    ToRead,
+    Work,
+)
 from pipeline.limits import MEMORY
 from pipeline.records import EncodedImage, ImageRef
 from pipeline.stats.process import PROCESS
 
-# with this process's own path, not with the current folder
-_CODE = "import sys; sys.path[:] = {path!r}; from pipeline.feed.process import serve; serve({memory})"
+# with this process's own path, not with the current folder; prctl(PR_SET_PDEATHSIG, SIGKILL): it ends with the job's thread
+_CODE = """
+import sys
+sys.path[:] = {path!r}
+import ctypes
+ctypes.CDLL(None).prctl(1, 9)
+from pipeline.feed.process import serve
+serve({memory})
+"""
 _CHUNKS = 2  # of a process: one in work, and one whose images it reads meanwhile
 _STARTS = 3  # failed ones in a row, after which the feeder gives up
 _KEPT_BYTES = 64 << 20  # of a slot of images of any size; more is given back to the system
 _THUMBNAIL_ONLY = ModelInput((8, 8), "stretch", "darknet", 0)
 
 _log = logging.getLogger(__name__)
-_feeders: weakref.WeakSet[Feeder] = weakref.WeakSet()
 
 
 @dataclasses.dataclass
@@ -60,44 +76,25 @@ class FedChunk:
     Attributes:
       images: All images of the chunk.
       model_input: How they were fitted.
-      pixels: `(n, H, W, 3) uint8`, in shared memory until `release`, of the images at `places`.
-      places: Place in `images` of each of these.
-      image_whs: `(n, 2)`, width and height of these images, upright, at full size.
-      seconds: `(n, 2)`: of reading, and of decoding and fitting.
-      received_at: `(n,)`: when reading began, seconds since the epoch; 0 where the bytes were there.
-      generations: The generation that was read, of each; empty where the bytes were there.
-      fed_at: When the chunk was ready, by the monotonic clock.
-      thumbnails: Place in `images` -> JPEG.
+      pixels: `(n, H, W, 3) uint8`, in shared memory until `release`, of the images of `fitted`.
+      fitted: These images.
       failures: Place in `images` -> why it has no pixels, of all other images.
+      fed_at: When the chunk was ready, by the monotonic clock.
     """
 
     images: Sequence[ImageRef | EncodedImage]
     model_input: ModelInput
     pixels: np.ndarray
-    places: list[int]
-    image_whs: np.ndarray
-    seconds: np.ndarray
-    received_at: np.ndarray
-    generations: list[str]
-    fed_at: float
-    thumbnails: dict[int, bytes]
+    fitted: list[Fitted]
     failures: dict[int, ImageError]
-    _free: _Free | None
+    fed_at: float
+    _release: Callable[[], None] | None
 
     def release(self) -> None:
         """Lets other images have the shared memory, when nobody uses the pixels any more; further calls do nothing."""
-        free, self._free = self._free, None
-        if free:
-            free.feeder._order(free)
-
-
-@dataclasses.dataclass
-class _Free:
-    """The order to free a slot."""
-
-    feeder: Feeder
-    slot: int
-    used_bytes: int
+        release, self._release = self._release, None
+        if release:
+            release()
 
 
 class _Chunk:
@@ -105,28 +102,28 @@ class _Chunk:
 
     def __init__(self, images: Sequence[ImageRef | EncodedImage], to: ModelInput, sample_below: int, thumbnails: frozenset[int]):
         self.images = images
+        self.to = to
         self.result: Future[FedChunk] = Future()
         self.result.set_running_or_notify_cancel()  # nobody cancels it
         self.slot = -1
         self.used_bytes = 0
+        self.fitted: list[Fitted] = []
+        self.failures: dict[int, Failure] = {}
         self.singles: deque[int] = deque()  # places to try one by one, since a process died of the chunk
-        self._to = to
         self._sample_below = sample_below
         self._thumbnails = thumbnails
-        self._parts: list[Prepared] = []
-        self._failures: dict[int, Failure] = {}
 
     def next_work(self) -> Work:
         """What a process shall do next."""
         places = [self.singles[0]] if self.singles else range(len(self.images))
         images = {place: _to_send(self.images[place]) for place in places}
-        return Work(self.slot, self.used_bytes, self._to, images, self._sample_below, self._thumbnails)
+        return Work(self.slot, self.used_bytes, self.to, images, self._sample_below, self._thumbnails)
 
     def add(self, part: Prepared) -> bool:
         """Adds what a process has prepared; returns whether that was all."""
-        self._parts.append(part)
-        self._failures |= part.failures
-        self.used_bytes += len(part.places) * part.pixels_hw[0] * part.pixels_hw[1] * 3
+        self.fitted += part.fitted
+        self.failures |= part.failures
+        self.used_bytes += sum(each.pixels_hw[0] * each.pixels_hw[1] * 3 for each in part.fitted)
         if self.singles:
             self.singles.popleft()
         return not self.singles
@@ -136,29 +133,8 @@ class _Chunk:
         if not self.singles:
             self.singles.extend(range(len(self.images)))
             return False
-        self._failures[self.singles.popleft()] = failure
+        self.failures[self.singles.popleft()] = failure
         return not self.singles
-
-    def finish(self, feeder: Feeder, memory: SharedMemory) -> None:
-        """Sets the result."""
-        parts = [part for part in self._parts if part.places]
-        count = sum(len(part.places) for part in parts)
-        shape = (count, *(parts[0].pixels_hw if parts else (0, 0)), 3)
-        fed = FedChunk(
-            self.images,
-            self._to,
-            memory.view(self.slot, self.used_bytes).reshape(shape),
-            [place for part in parts for place in part.places],
-            np.concatenate([part.image_whs for part in parts]) if parts else np.zeros((0, 2), np.int32),
-            np.concatenate([part.seconds for part in parts]) if parts else np.zeros((0, 2)),
-            np.concatenate([part.received_at for part in parts]) if parts else np.zeros(0),
-            [generation for part in parts for generation in part.generations],
-            time.monotonic(),
-            {place: jpeg for part in self._parts for place, jpeg in part.thumbnails.items()},
-            {place: ImageError(*failure) for place, failure in self._failures.items()},
-            _Free(feeder, self.slot, self.used_bytes if self._to.resize == "none" else 0),
-        )
-        self.result.set_result(fed)
 
 
 def _to_send(image: ImageRef | EncodedImage) -> ToRead | bytes:
@@ -170,16 +146,28 @@ def _to_send(image: ImageRef | EncodedImage) -> ToRead | bytes:
 class _Process:
     """One feeder process, as the job sees it."""
 
-    def __init__(self, memory: int, limits: Limits):
+    def __init__(self, memory: int):
         ours, its = socket.socketpair()
         for end in (ours, its):
             end.settimeout(None)  # Beam's sign-in at Google sets a default for all sockets
-        with its:
-            self.process = _start([sys.executable, "-c", _CODE.format(path=sys.path, memory=memory)], its.fileno(), memory)
-        self.channel = Connection(ours.detach())
+        self._channel = Connection(ours.detach())
+        try:
+            with its:
+                self._process = subprocess.Popen(  # noqa: S603  a command of ours
+                    [sys.executable, "-c", _CODE.format(path=sys.path, memory=memory)],
+                    stdin=its.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,  # decoders print
+                    env=os.environ | {"MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"},  # more would reserve memory
+                    pass_fds=(memory,),
+                    start_new_session=True,  # Ctrl-C is for the job
+                )
+        except OSError as err:
+            self._channel.close()
+            raise ModelError(f"the processes that decode images do not start: {err}") from err
+        self.pid = self._process.pid
         self.chunks: deque[_Chunk] = deque()  # in the order in which it works at them
         self.is_ready = False
-        self.send(limits)
 
     def start(self, chunk: _Chunk) -> None:
         """Sends the work of a chunk, after that of those before it."""
@@ -192,65 +180,65 @@ class _Process:
     def send(self, message: Any) -> None:
         """Sends a message; that a process has died, its channel tells the one who receives from it."""
         with contextlib.suppress(OSError):
-            self.channel.send(message)
+            self._channel.send(message)
 
-    def end(self) -> int:
-        """Ends the process; returns its exit code."""
-        self.channel.close()
-        self.process.kill()
-        return self.process.wait()
+    def messages(self) -> Iterator[Any]:
+        """Yields what it sends, until it ends."""
+        with contextlib.suppress(OSError, EOFError):
+            while True:
+                yield self._channel.recv()
 
+    def kill(self) -> None:
+        """Kills the process."""
+        self._process.kill()
 
-def _start(command: Sequence[str], channel: int, memory: int) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(  # noqa: S603  a command of ours
-            command,
-            stdin=channel,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,  # decoders print
-            env=os.environ | {"MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"},  # more would reserve memory
-            pass_fds=(memory,),
-            start_new_session=True,  # Ctrl-C is for the job
-        )
-    except OSError as err:
-        raise ModelError(f"the processes that decode images do not start: {err}") from err
+    def bury(self) -> int:
+        """Frees what is left of a process that has ended, or closed its channel; returns its exit code."""
+        self._channel.close()
+        self._process.kill()
+        return self._process.wait()
 
 
 class Feeder:
     """Processes that read, decode and fit images; thread-safe.
 
-    One thread holds the state: it hands out chunks, takes them back, and starts a process in place of one that has died.
+    A thread for each process starts it, takes its messages, and starts another one in its place when it dies. The processes
+    start at once, and import what they need, while the model loads; `open` lets them work.
 
     Args:
-      limits: The limits.
       processes: How many.
-      slots: Most chunks in work, ready, or in the model at once.
 
     Attributes:
-      slots: The same.
+      processes: The same.
+      slots: Most chunks in work, ready, or in the model at once.
     """
 
-    def __init__(self, limits: Limits, processes: int, slots: int):
-        self.slots = slots
-        self._limits = limits
+    def __init__(self, processes: int):
+        self.processes = processes
+        self.slots = 0
+        self._limits: Limits | None = None
         self._descriptor = os.memfd_create("feeder")
-        os.ftruncate(self._descriptor, size_of(slots))
         self._memory = SharedMemory(self._descriptor)
-        self._slots = list(range(slots))
+        self._free: list[int] = []
         self._waiting: deque[_Chunk] = deque()
+        self._running: list[_Process] = []
         self._decoding: dict[_Process, float] = {}  # bytes of the large images that are decoded now
         self._asking: deque[tuple[_Process, float]] = deque()
         self._failed_starts = 0
         self._failure: BaseException | None = None
-        self._ordering = threading.Lock()  # of the failure
-        self._orders: queue.SimpleQueue[_Chunk | _Free | None] = queue.SimpleQueue()
-        self._woken, self._wake = os.pipe()
-        self._events = selectors.DefaultSelector()
-        self._events.register(self._woken, selectors.EVENT_READ)
-        self._processes: list[_Process] = []
-        _feeders.add(self)
-        self._thread = threading.Thread(target=self._run, args=(processes,), name="feeder", daemon=True)
-        self._thread.start()
+        self._lock = threading.RLock()  # of all of these
+        self._threads = [threading.Thread(target=self._tend, name=f"feeder {n}", daemon=True) for n in range(processes)]
+        for thread in self._threads:
+            thread.start()
+
+    def open(self, limits: Limits, slots: int) -> None:
+        """Lets the processes work, within these limits, on so many chunks at once."""
+        with self._lock:
+            os.ftruncate(self._descriptor, size_of(slots))
+            self._limits, self.slots, self._free = limits, slots, list(range(slots))
+            for process in self._running:
+                process.send(limits)
+            self._hand_out()
 
     def start(
         self,
@@ -271,84 +259,86 @@ class Feeder:
           The future of the chunk. It raises `StorageAwayError` if the images' store is away, and `ModelError` after `close`.
         """
         chunk = _Chunk(images, to, sample_below, thumbnails)
-        self._order(chunk)
+        with self._lock:
+            if self._failure:
+                chunk.result.set_exception(self._failure)
+            else:
+                self._waiting.append(chunk)
+                self._hand_out()
         return chunk.result
 
     def thumbnail(self, image: ImageRef | EncodedImage) -> bytes:
         """A thumbnail of an image; empty if it cannot be read or decoded any more."""
         fed = self.start([image], _THUMBNAIL_ONLY, thumbnails=frozenset({0})).result()
         fed.release()
-        return fed.thumbnails.get(0, b"")
+        return fed.fitted[0].thumbnail if fed.fitted else b""
 
     def close(self) -> None:
         """Ends the processes; chunks in work fail."""
-        self._order(None)
-        self._thread.join()
+        self._fail(ModelError("the feeder is closed"))
+        for thread in self._threads:
+            thread.join()
+        with self._lock:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+            self._descriptor = -1
 
-    def _order(self, order: _Chunk | _Free | None) -> None:
-        with self._ordering:
-            if self._failure:
-                if isinstance(order, _Chunk):
-                    order.result.set_exception(self._failure)
-                return
-            self._orders.put(order)
-            os.write(self._wake, b".")
-
-    def _run(self, processes: int) -> None:
-        failure: BaseException = ModelError("the feeder is closed")
+    def _tend(self) -> None:
+        """Keeps one process running."""
+        former: _Process | None = None
         try:
-            for _ in range(processes):
-                self._start_process()
-            while self._take_orders():
-                self._give_room()
-                self._hand_out()
-                for key, _ in self._events.select():
-                    if key.data:
-                        self._take_message(key.data)
-                    else:
-                        os.read(self._woken, 65536)
+            while not self._failure:
+                process = self._start_process(former)
+                try:
+                    for message in process.messages():
+                        with self._lock:
+                            self._take(process, message)
+                            self._give_room()
+                            self._hand_out()
+                finally:
+                    code = process.bury()
+                with self._lock:
+                    self._note_death(process, code)
+                former = process
         except BaseException as err:  # noqa: BLE001  the futures pass it on
-            failure = err
-        self._end(failure)
+            self._fail(err)
 
-    def _take_orders(self) -> bool:
-        """Takes new chunks and free slots; returns whether the feeder goes on."""
-        while not self._orders.empty():
-            order = self._orders.get()
-            if order is None:
-                return False
-            if isinstance(order, _Chunk):
-                self._waiting.append(order)
-                continue
-            if order.used_bytes > _KEPT_BYTES:
-                self._memory.free(order.slot)
-            self._slots.append(order.slot)
-        return True
+    def _start_process(self, former: _Process | None) -> _Process:
+        """Starts a process; it goes on with the chunks of the one that it replaces."""
+        process = _Process(self._descriptor)
+        with self._lock:
+            if former:
+                self._running.remove(former)
+            self._running.append(process)
+            if self._failure:
+                process.kill()
+            if self._limits:
+                process.send(self._limits)
+            for chunk in former.chunks if former else ():
+                process.start(chunk)
+            self._hand_out()
+        return process
 
     def _hand_out(self) -> None:
         """Gives waiting chunks, the oldest first, to the processes with the fewest."""
-        while self._waiting and self._slots:
-            process = min(self._processes, key=lambda each: len(each.chunks))
+        while self._waiting and self._free and self._running:
+            process = min(self._running, key=lambda each: len(each.chunks))
             if len(process.chunks) >= _CHUNKS:
                 return
             chunk = self._waiting.popleft()
-            chunk.slot = self._slots.pop()
+            chunk.slot = self._free.pop()
             PROCESS.parts["read"].begin(len(chunk.images))
             process.start(chunk)
 
-    def _take_message(self, process: _Process) -> None:
-        try:
-            message = process.channel.recv()
-        except (OSError, EOFError):
-            self._replace(process)
+    def _take(self, process: _Process, message: Any) -> None:
+        """Takes a message of a process; the chunk that it works at is its first one."""
+        if self._failure:
             return
         if isinstance(message, Prepared):
-            chunk = process.chunks[0]
+            chunk = process.chunks.popleft()
             if chunk.add(message):
                 self._finish(chunk)
-                process.chunks.popleft()
             else:
-                process.chunks.popleft()
                 process.start(chunk)  # behind a chunk that the process has already
         elif isinstance(message, AskRoom):
             self._asking.append((process, message.needed_bytes))
@@ -357,7 +347,10 @@ class Feeder:
         elif isinstance(message, StoreFails):
             _note_store(message.text)
         elif isinstance(message, StoreAway):
-            self._fail(process.chunks.popleft(), message.error)
+            chunk = process.chunks.popleft()
+            PROCESS.parts["read"].end(len(chunk.images))
+            self._free.append(chunk.slot)
+            chunk.result.set_exception(message.error)
         else:
             process.is_ready = True
             self._failed_starts = 0
@@ -374,60 +367,50 @@ class Feeder:
                 self._decoding[process] = needed_bytes
             process.send(GiveRoom(needed_bytes <= room, room))
 
-    def _replace(self, process: _Process) -> None:
-        """Starts a process in place of one that has died, and tries its images again."""
-        self._events.unregister(process.channel)
-        failure = _death(process.end(), self._limits)
+    def _note_death(self, process: _Process, code: int) -> None:
+        """Blames the image that a process died of, if it was tried alone."""
+        if self._failure:
+            return
         self._decoding.pop(process, None)
         self._asking = deque(each for each in self._asking if each[0] is not process)
+        self._give_room()
         PROCESS.failing.pop("storage", None)  # what it knew of a store is lost; one that still fails is noted again
         self._failed_starts += not process.is_ready
+        failure = _death(code, self._limits)
         if self._failed_starts >= _STARTS:
             raise ModelError(f"the processes that decode images do not start: {failure.message}")
-        fresh, chunks = self._start_process(), process.chunks
-        if chunks and process.is_ready and chunks[0].process_died(failure):
-            self._finish(chunks[0])
-            chunks.popleft()
-        self._processes.remove(process)
-        for chunk in chunks:
-            fresh.start(chunk)
-
-    def _start_process(self) -> _Process:
-        process = _Process(self._descriptor, self._limits)
-        self._processes.append(process)
-        self._events.register(process.channel, selectors.EVENT_READ, process)
-        return process
+        if process.chunks and process.is_ready and process.chunks[0].process_died(failure):
+            self._finish(process.chunks.popleft())
 
     def _finish(self, chunk: _Chunk) -> None:
+        """Sets the result of a chunk."""
         PROCESS.parts["read"].end(len(chunk.images))
-        chunk.finish(self, self._memory)
+        shape = (len(chunk.fitted), *(chunk.fitted[0].pixels_hw if chunk.fitted else (0, 0)), 3)
+        pixels = self._memory.view(chunk.slot, chunk.used_bytes).reshape(shape)
+        failures = {place: ImageError(*failure) for place, failure in chunk.failures.items()}
+        slot, is_kept = chunk.slot, chunk.to.resize != "none" or chunk.used_bytes <= _KEPT_BYTES
 
-    def _fail(self, chunk: _Chunk, failure: BaseException) -> None:
-        PROCESS.parts["read"].end(len(chunk.images))
-        self._slots.append(chunk.slot)
-        chunk.result.set_exception(failure)
+        def release() -> None:
+            with self._lock:
+                if not is_kept:
+                    self._memory.free(slot)
+                self._free.append(slot)
+                self._hand_out()
 
-    def _end(self, failure: BaseException) -> None:
-        with self._ordering:
+        chunk.result.set_result(FedChunk(chunk.images, chunk.to, pixels, chunk.fitted, failures, time.monotonic(), release))
+
+    def _fail(self, failure: BaseException) -> None:
+        """Fails all chunks, now and later, and kills the processes."""
+        with self._lock:
+            if self._failure:
+                return
             self._failure = failure
-        for process in self._processes:
-            process.end()
-            for chunk in process.chunks:
-                self._fail(chunk, failure)
-        while not self._orders.empty():
-            order = self._orders.get()
-            if isinstance(order, _Chunk):
-                self._waiting.append(order)
-        for chunk in self._waiting:
-            chunk.result.set_exception(failure)
-        self._events.close()
-        for descriptor in (self._woken, self._wake, self._descriptor):
-            os.close(descriptor)
-
-    def _forget(self) -> None:
-        """Closes this process's ends of the channels, in a forked process: the feeder belongs to the other one."""
-        for process in self._processes:
-            process.channel.close()
+            for process in self._running:
+                process.kill()
+                PROCESS.parts["read"].end(sum(len(chunk.images) for chunk in process.chunks))
+            for chunk in [*(chunk for process in self._running for chunk in process.chunks), *self._waiting]:
+                chunk.result.set_exception(failure)
+            self._waiting.clear()
 
 
 def _note_store(text: str) -> None:
@@ -441,21 +424,11 @@ def _note_store(text: str) -> None:
         PROCESS.failing["storage"] = text
 
 
-def _death(code: int, limits: Limits) -> Failure:
+def _death(code: int, limits: Limits | None) -> Failure:
     """Why a process ended."""
-    if -code in TIMED_OUT:
+    if limits and -code in TIMED_OUT:
         most = f"{most_seconds(limits.max_pixels):g} s"
         message = f"expected at most {most} of decoding, got an image that takes longer; max_megapixels sets the limit"
         return Failure("decode", "too_much_work", message)
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     return Failure("decode", "decoder_died", f"the process that decodes it ended with {how}")
-
-
-def _forget_all() -> None:
-    """In a forked process: the feeders belong to the other one, and their processes end only when nobody else has a channel."""
-    for feeder in _feeders:
-        feeder._forget()
-    _feeders.clear()
-
-
-os.register_at_fork(after_in_child=_forget_all)

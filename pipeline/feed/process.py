@@ -16,20 +16,20 @@ import warnings
 from collections import deque
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from pipeline.errors import UserError
 from pipeline.failures import ImageError
 from pipeline.feed.bounds import bounded, clock_stopped, expect, limit_memory, set_up
-from pipeline.feed.decode import DecodedImage, most_seconds
+from pipeline.feed.decode import most_seconds
 from pipeline.feed.fit import fit
 from pipeline.feed.formats import Size
 from pipeline.feed.reading import Read, ReadAhead
 from pipeline.feed.shared_memory import SharedMemory
 from pipeline.feed.thumbnails import make_thumbnail, thumbnail_of
-from pipeline.feed.work import ANY_ROOM, AskRoom, Coming, Failure, GiveRoom, Limits, Prepared, RoomFree, StoreAway, Work
+from pipeline.feed.work import ANY_ROOM, AskRoom, Coming, Failure, Fitted, GiveRoom, Limits, Prepared, RoomFree, StoreAway, Work
 from pipeline.records import EncodedImage, identity_hash
 
 _STACK_BYTES = 1 << 20  # of a thread that reads; it counts where memory is bounded
@@ -48,15 +48,6 @@ def serve(memory: int) -> None:
         _Process(Connection(0), memory).run()
     finally:
         os._exit(1)  # without waiting for threads that read
-
-
-class _Fitted(NamedTuple):
-    place: int
-    image_wh: Size
-    pixels_hw: tuple[int, int]
-    seconds: tuple[float, float]
-    received_at: float
-    generation: str
 
 
 class _Process:
@@ -104,55 +95,41 @@ class _Process:
 
     def _prepare(self, work: Work, reads: deque[Read]) -> Prepared:
         start = work.start
-        done: list[_Fitted] = []
-        thumbnails: dict[int, bytes] = {}
-        failures: dict[int, Failure] = {}
+        prepared = Prepared([], {})
         for place in work.images:
             read, generation = reads.popleft(), ""
             try:
                 image = self._ahead.take(read)
                 if isinstance(image, Failure):
-                    failures[place] = image
+                    prepared.failures[place] = image
                     continue
                 generation = image.ref.generation
-                began = time.monotonic()
-                decoded, pixels, thumbnail = self._decode(place, image, work, start)
-                start += pixels.nbytes
-                seconds = image.read_seconds, time.monotonic() - began
-                hw = pixels.shape[0], pixels.shape[1]
-                done.append(_Fitted(place, decoded.image_wh, hw, seconds, image.received_at, generation))
-                if thumbnail:
-                    thumbnails[place] = thumbnail
+                fitted = self._fit(place, image, work, start)
+                prepared.fitted.append(fitted)
+                start += math.prod(fitted.pixels_hw) * 3
             except ImageError as err:
-                failures[place] = Failure(err.stage, err.reason, str(err), generation)
+                prepared.failures[place] = Failure(err.stage, err.reason, str(err), generation)
             except MemoryError:
                 text = "decoding takes more memory than an image of its size needs"
-                failures[place] = Failure("decode", "too_large", text, generation)
+                prepared.failures[place] = Failure("decode", "too_large", text, generation)
             finally:
                 self._ahead.done(read)
-        return Prepared(
-            [each.place for each in done],
-            np.array([each.image_wh for each in done], np.int32).reshape(-1, 2),
-            done[0].pixels_hw if done else (0, 0),
-            np.array([each.seconds for each in done]).reshape(-1, 2),
-            np.array([each.received_at for each in done]),
-            [each.generation for each in done],
-            thumbnails,
-            failures,
-        )
+        return prepared
 
-    def _decode(self, place: int, image: EncodedImage, work: Work, start: int) -> tuple[DecodedImage, np.ndarray, bytes]:
-        """The decoded image, its pixels in the shared memory, and its thumbnail, if it gets one."""
-        content, limits, to = image.content, self._limits, work.model_input
+    def _fit(self, place: int, image: EncodedImage, work: Work, start: int) -> Fitted:
+        """Decodes and fits an image into the shared memory, and makes its thumbnail, if it gets one."""
+        began, content, limits, to = time.monotonic(), image.content, self._limits, work.model_input
         out = None if to.resize == "none" else self._pixels(work.slot, start, (*to.input_hw, 3))
+        thumbnail = b""
         with bounded(most_seconds(limits.max_pixels), len(content)):
             decoded, pixels = fit(content, to, limits.max_pixels, scaled_decode=limits.scaled_decode, room=self._room, out=out)
-            thumbnail = b""
             if self._wants_thumbnail(place, image, work):
                 thumbnail = thumbnail_of(decoded) or make_thumbnail(content, limits.max_pixels, self._room)
         if out is None:
             self._pixels(work.slot, start, pixels.shape)[:] = pixels
-        return decoded, pixels, thumbnail
+        decode_s, ref, (height, width, _) = time.monotonic() - began, image.ref, pixels.shape
+        times = image.read_seconds, decode_s, image.received_at
+        return Fitted(place, decoded.image_wh, (height, width), *times, ref.generation, thumbnail)
 
     def _pixels(self, slot: int, start: int, shape: tuple[int, ...]) -> np.ndarray:
         return self._memory.view(slot, start + math.prod(shape))[start:].reshape(shape)

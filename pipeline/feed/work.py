@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
-
-import numpy as np
 
 from pipeline.errors import UserError
 from pipeline.feed.fit import ModelInput
@@ -71,28 +68,39 @@ class Failure(NamedTuple):
     generation: str = ""
 
 
-@dataclasses.dataclass
-class Prepared:
+class Fitted(NamedTuple):
+    """An image whose pixels lie in the shared memory.
+
+    Attributes:
+      place: Its place in the chunk.
+      image_wh: Width and height, upright, at full size.
+      pixels_hw: Height and width of its pixels in the shared memory.
+      read_s: Seconds of reading.
+      decode_s: Seconds of decoding and fitting.
+      received_at: When reading began, seconds since the epoch; 0 where the bytes were there.
+      generation: The generation that was read; empty where the bytes were there.
+      thumbnail: A JPEG, if it gets one.
+    """
+
+    place: int
+    image_wh: tuple[int, int]
+    pixels_hw: tuple[int, int]
+    read_s: float
+    decode_s: float
+    received_at: float
+    generation: str
+    thumbnail: bytes
+
+
+class Prepared(NamedTuple):
     """What became of `Work`.
 
     Attributes:
-      places: The images whose pixels lie in the shared memory, in their order there.
-      image_whs: `(n, 2)`, width and height of these images, upright, at full size.
-      pixels_hw: Height and width of their pixels in the shared memory.
-      seconds: `(n, 2)`: of reading, and of decoding and fitting.
-      received_at: `(n,)`: when reading began, seconds since the epoch.
-      generations: The generation that was read, of each.
-      thumbnails: Place -> JPEG.
-      failures: Place -> failure, of all other images.
+      fitted: The images whose pixels lie in the shared memory, in their order there.
+      failures: Place in the chunk -> failure, of all other images.
     """
 
-    places: list[int]
-    image_whs: np.ndarray
-    pixels_hw: tuple[int, int]
-    seconds: np.ndarray
-    received_at: np.ndarray
-    generations: list[str]
-    thumbnails: dict[int, bytes]
+    fitted: list[Fitted]
     failures: dict[int, Failure]
 
 

@@ -19,6 +19,8 @@ from pipeline.detect.loaded_model import LoadedModel
 from pipeline.errors import ModelError
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, identity_hash
 from pipeline.stats.job_stats import JobStats
+from tests.feed.feeding import feeders
+from tests.processes import wait_until
 from tests.tiny_models import bright_box, save_model
 
 CPU = DetectConfig(batch_sizes=(1, 2, 4), concurrent_batches=2)
@@ -93,6 +95,18 @@ def test_settings_have_an_effect(bright_model, settings, names, engine):
     chosen = dataclasses.replace(CPU, engine=engine, **settings)
     result = load_detector(ModelConfig(path=bright_model), chosen).detect([bright()])[0]
     assert (result.reason if isinstance(result, DeadLetter) else list(result.detections.class_names)) == names
+
+
+def test_feeder_processes_start_before_the_model_is_loaded_and_end_if_it_cannot_be():
+    before = feeders()
+
+    def load(_detect):
+        assert wait_until(lambda: feeders() - before)
+        raise ModelError("no model")
+
+    with pytest.raises(ModelError, match="no model"):
+        load_detector(load, CPU)
+    assert feeders() == before
 
 
 def test_images_of_the_sample_carry_a_thumbnail(bright_model):

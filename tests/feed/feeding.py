@@ -58,7 +58,8 @@ def slow_image() -> bytes:
 @contextlib.contextmanager
 def feeding(limits: Limits = LIMITS, processes: int = 1, slots: int = 4) -> Iterator[Feeder]:
     """A feeder, closed at the end of the block."""
-    feeder = Feeder(limits, processes, slots)
+    feeder = Feeder(processes)
+    feeder.open(limits, slots)
     try:
         yield feeder
     finally:
@@ -68,6 +69,11 @@ def feeding(limits: Limits = LIMITS, processes: int = 1, slots: int = 4) -> Iter
 def fed(feeder: Feeder, images: Sequence[EncodedImage | ImageRef], to: ModelInput = STRETCH) -> FedChunk:
     """One chunk, ready."""
     return feeder.start(images, to).result()
+
+
+def places(chunk: FedChunk) -> list[int]:
+    """Of the images that have pixels."""
+    return [each.place for each in chunk.fitted]
 
 
 OTHERS: set[psutil.Process] = set()  # feeder processes of detectors that earlier tests of this process keep
@@ -109,7 +115,7 @@ def job_at_work(code: str) -> Iterator[tuple[subprocess.Popen[str], psutil.Proce
     begin = (
         "import os, signal, sys, time; from threading import Thread; from tests.feed.feeding import *\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background job begins with it ignored
-        "feeder = Feeder(WHOLE_DAYS, 1, 4); result = feeder.start(in_hand(slow_image()), STRETCH)\n"
+        "feeder = Feeder(1); feeder.open(WHOLE_DAYS, 4); result = feeder.start(in_hand(slow_image()), STRETCH)\n"
         "def begun(): print(process_at_work().pid, flush=True)\n"
     )
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}

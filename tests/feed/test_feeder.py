@@ -38,6 +38,7 @@ from tests.feed.feeding import (
     feeding,
     in_hand,
     job_at_work,
+    places,
     process_at_work,
     slow_image,
     wait_until_gone,
@@ -79,10 +80,10 @@ class TestPixels:
             file.write_bytes(content)
         for images in ([ImageRef(str(file)) for file in files], in_hand(*CONTENTS)):
             chunk = fed(feeder, images, to)
-            assert (chunk.places, chunk.failures, chunk.thumbnails) == ([0, 1, 2, 3], {}, {})
+            assert (places(chunk), chunk.failures, {each.thumbnail for each in chunk.fitted}) == ([0, 1, 2, 3], {}, {b""})
             assert np.array_equal(chunk.pixels, [fit(content, to, LIMITS.max_pixels)[1] for content in CONTENTS])
-            assert chunk.image_whs.tolist() == [[400, 300], [60, 40], [7, 90], [30, 20]]
-            assert (chunk.received_at > 0).tolist() == [isinstance(images[0], ImageRef)] * 4
+            assert [each.image_wh for each in chunk.fitted] == [(400, 300), (60, 40), (7, 90), (30, 20)]
+            assert [each.received_at > 0 for each in chunk.fitted] == [isinstance(images[0], ImageRef)] * 4
             chunk.release()
 
     def test_images_of_any_size_keep_theirs(self, feeder):
@@ -95,7 +96,7 @@ class TestPixels:
         (tmp_path / "a.bmp").write_bytes(BMP)
         images = [ImageRef(f"{tmp_path}/a.bmp"), *in_hand(b"text"), ImageRef(f"{tmp_path}/none.bmp"), *in_hand(BMP)]
         chunk = fed(feeder, images)
-        assert chunk.places == [0, 3] and np.array_equal(chunk.pixels, [fit(BMP, STRETCH, 1e8)[1]] * 2)
+        assert places(chunk) == [0, 3] and np.array_equal(chunk.pixels, [fit(BMP, STRETCH, 1e8)[1]] * 2)
         found = {place: (failure.stage, failure.reason) for place, failure in chunk.failures.items()}
         assert found == {1: ("decode", "not_an_image"), 2: ("read", "not_found")}
         chunk.release()
@@ -108,13 +109,14 @@ class TestPixels:
         for ref in refs:
             (tmp_path / ref.uri).write_bytes(BMP)
         first = fed(feeder, refs)
-        read = [dataclasses.replace(ref, generation=each) for ref, each in zip(refs, first.generations, strict=True)]
+        read = [dataclasses.replace(ref, generation=one.generation) for ref, one in zip(refs, first.fitted, strict=True)]
         hashes = [identity_hash(ref.identity) for ref in read]
         below = sorted(hashes)[1]
         sampled = {hashes.index(min(hashes))}
         first.release()
         chunk = feeder.start([*refs, *in_hand(BMP, BMP)], STRETCH, below, frozenset({4})).result()
-        assert chunk.thumbnails == dict.fromkeys(sampled | {4}, make_thumbnail(BMP, 1e8))
+        made = {each.place: each.thumbnail for each in chunk.fitted if each.thumbnail}
+        assert made == dict.fromkeys(sampled | {4}, make_thumbnail(BMP, 1e8))
         chunk.release()
 
     def test_a_thumbnail_of_one_image_is_empty_if_it_is_not_there_any_more(self, feeder):
@@ -176,14 +178,14 @@ class TestDeath:
                 (1, "decode", "decoder_died")
             ]
             assert str(chunk.failures[1]) == "the process that decodes it ended with SIGSEGV" and "decoder_died" in MAY_PASS
-            assert chunk.places == [0, 2] and np.array_equal(chunk.pixels, [fit(BMP, STRETCH, 1e8)[1]] * 2)
-            assert both[1].result().places == [0, 1]
+            assert places(chunk) == [0, 2] and np.array_equal(chunk.pixels, [fit(BMP, STRETCH, 1e8)[1]] * 2)
+            assert places(both[1].result()) == [0, 1]
 
     def test_a_process_that_was_killed_while_it_waited_costs_no_image(self, alone):
         (process,) = feeders()
         process.kill()
         wait_until_gone(process)
-        assert fed(alone, in_hand(BMP)).places == [0]
+        assert places(fed(alone, in_hand(BMP))) == [0]
         assert process not in feeders()
 
     def test_a_process_that_was_killed_once_at_work_costs_no_image(self):
@@ -194,18 +196,18 @@ class TestDeath:
             at_work(process, sum(process.cpu_times()[:2]) + 0.1)
             assert not chunk.done()
             process.kill()
-            assert (chunk.result().places, chunk.result().failures) == ([0, 1, 2], {})
+            assert (places(chunk.result()), chunk.result().failures) == ([0, 1, 2], {})
 
     @pytest.mark.slow
     def test_an_image_that_takes_too_long_is_too_much_work(self, alone):
         chunk = fed(alone, in_hand(BMP, slow_image()))
-        assert chunk.places == [0] and chunk.failures[1].reason == "too_much_work"
+        assert places(chunk) == [0] and chunk.failures[1].reason == "too_much_work"
         assert str(chunk.failures[1]).startswith("expected at most 5 s of decoding, got an image that takes longer")
 
     def test_an_image_that_takes_too_much_memory_is_too_large(self, alone):
         before = feeders()
         chunk = fed(alone, in_hand(BMP, hostile_images.tiff_of_a_huge_tile(), BMP))
-        assert chunk.places == [0, 2] and chunk.failures[1].reason == "too_large"
+        assert places(chunk) == [0, 2] and chunk.failures[1].reason == "too_large"
         assert "more memory than an image of its size needs" in str(chunk.failures[1])
         assert feeders() == before
 
@@ -221,7 +223,7 @@ class TestDeath:
     @pytest.mark.slow
     def test_a_large_input_does_not_count_as_memory_of_the_image(self, alone):
         large = STRETCH._replace(input_hw=(5000, 5000))
-        assert fed(alone, in_hand(*[BMP] * 4), large).places == [0, 1, 2, 3]
+        assert places(fed(alone, in_hand(*[BMP] * 4), large)) == [0, 1, 2, 3]
 
     @pytest.mark.slow
     def test_no_descriptors_and_no_zombies_are_left(self):
@@ -247,7 +249,8 @@ class TestDeath:
 
 class TestEnd:
     def test_close_ends_all(self):
-        feeder = Feeder(WHOLE_DAYS, 1, 2)
+        feeder = Feeder(1)
+        feeder.open(WHOLE_DAYS, 2)
         chunks = [feeder.start(in_hand(slow_image()), STRETCH), *(feeder.start(in_hand(BMP), STRETCH) for _ in range(3))]
         process = process_at_work()
         feeder.close()
@@ -293,14 +296,14 @@ class TestEnd:
 
         def feed():
             with feeding() as feeder:
-                theirs.send((fed(feeder, in_hand(BMP)).places, {process.pid for process in feeders()}))
+                theirs.send((places(fed(feeder, in_hand(BMP))), {process.pid for process in feeders()}))
 
         forked = context.Process(target=feed)
         forked.start()
-        places, pids = ours.recv()
+        found, pids = ours.recv()
         forked.join()
-        assert places == [0] and pids and not pids & {process.pid for process in before}
-        assert fed(alone, in_hand(BMP)).places == [0]
+        assert found == [0] and pids and not pids & {process.pid for process in before}
+        assert places(fed(alone, in_hand(BMP))) == [0]
         assert psutil.Process().children() == before
 
 
@@ -316,7 +319,7 @@ class TestProcess:
         socket.setdefaulttimeout(0.001)
         try:
             with feeding() as feeder:
-                assert fed(feeder, in_hand(BMP)).places == [0]
+                assert places(fed(feeder, in_hand(BMP))) == [0]
         finally:
             socket.setdefaulttimeout(None)
 
@@ -324,7 +327,7 @@ class TestProcess:
         (tmp_path / "pipeline").mkdir()
         (tmp_path / "pipeline" / "__init__.py").write_text("raise SystemExit('the wrong one')")
         code = f"import sys; sys.path.remove(''); sys.path.insert(0, {str(REPO)!r}); from tests.feed.feeding import *\n"
-        code += "with feeding() as feeder: print(fed(feeder, in_hand(BMP)).places)"
+        code += "with feeding() as feeder: print(places(fed(feeder, in_hand(BMP))))"
         done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
         assert done.stdout == "[0]\n"
 
@@ -342,10 +345,10 @@ class TestMemory:
         """The kernel would end the worker, again after each restart."""
         images, before = in_hand(BMP, encoded(file_format, (6000, 4000)), BMP), feeders()
         chunk = fed(alone, images)
-        assert chunk.places == [0, 1, 2]
+        assert places(chunk) == [0, 1, 2]
         MEMORY.narrow(resident_bytes() // 10**6 + 50)
         chunk = fed(alone, images)
-        assert chunk.places == [0, 2] and chunk.failures[1].reason == "too_large"
+        assert places(chunk) == [0, 2] and chunk.failures[1].reason == "too_large"
         message = str(chunk.failures[1])
         assert message.startswith("expected an image that fits into ") and "got 6000 x 4000 pixels that take " in message
         assert feeders() == before
@@ -360,13 +363,13 @@ class TestMemory:
             MEMORY.narrow(resident_bytes() // 10**6 + 300)
             started = [feeder.start(in_hand(content), STRETCH)]
             wait_until(lambda: feeder._decoding)
-            decodes = next(iter(feeder._decoding)).process.pid
+            decodes = next(iter(feeder._decoding)).pid
             os.kill(decodes, signal.SIGSTOP)
             started.append(feeder.start(in_hand(content), STRETCH))
             wait_until(lambda: feeder._asking)
             assert len(feeder._decoding) == 1
             os.kill(decodes, signal.SIGCONT)
-            assert [chunk.result().places for chunk in started] == [[0], [0]]
+            assert [places(chunk.result()) for chunk in started] == [[0], [0]]
             assert feeders() == {first, second}
 
 
@@ -388,7 +391,7 @@ class TestReading:
             for _ in range(2):
                 with pytest.raises(StorageAwayError, match=r"^storage is away, .* gs://b/away/\d.bmp cannot be read now"):
                     fed(feeder, refs)
-            assert [fed(feeder, in_hand(BMP)).places for _ in range(3)] == [[0]] * 3
+            assert [places(fed(feeder, in_hand(BMP))) for _ in range(3)] == [[0]] * 3
 
     def test_a_store_that_fails_is_noted_until_it_is_back(self, storage, tmp_path, caplog):
         """And a file elsewhere does not mean that it is."""
@@ -400,7 +403,7 @@ class TestReading:
             wait_until(lambda: PROCESS.failing.get("storage"))
             wait_until(lambda: server.requests > 1)
             server.broken = ""
-            assert chunk.result().places == [1, 2]
+            assert places(chunk.result()) == [1, 2]
             wait_until(lambda: not PROCESS.failing)
         said = [record.getMessage() for record in caplog.records if record.name == "pipeline.feed.feeder"]
         assert len(said) == 2 and said[0].startswith("storage fails (") and said[1] == "storage is back"
