@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from pipeline.secrets import masked_text
@@ -25,8 +25,8 @@ _NOISY = ("apache_beam.typehints", "apache_beam.coders.coder_impl", "apache_beam
 _SEVERITY = re.compile(r"(error|warning): ")
 
 
-class LogLines:
-    """Standard error as lines of a log; thread-safe.
+class LogLines(logging.Handler):
+    """Standard error as lines of a log, which prints and loggers share; thread-safe.
 
     Args:
       stream: Where the lines go; it stays open, also while its descriptor leads elsewhere, as during TensorFlow's import.
@@ -40,14 +40,16 @@ class LogLines:
     """
 
     def __init__(self, stream: Any, *, as_json: bool = False, quiet: bool = False):
+        super().__init__()
+        self.setFormatter(logging.Formatter("%(message)s" if as_json else "%(levelname)s %(name)s: %(message)s"))
         self.fields: dict[str, Any] = {}
         self.last_error = ""
         self._stream = stream
         self._kept = kept_open(stream)
         self._json = as_json
         self._quiet = quiet
+        self._writing = threading.RLock()
         self._partial: dict[int, str] = {}  # by thread: `print` writes a line and its end apart
-        self._lock = threading.RLock()
 
     def __getattr__(self, name: str) -> Any:
         """Encoding, descriptor and all else of the stream."""
@@ -65,62 +67,43 @@ class LogLines:
         *lines, rest = (self._partial.pop(threading.get_ident(), "") + text).split("\n")
         for line in filter(str.strip, lines):
             found = _SEVERITY.match(line)
-            severity = found[1].upper() if found else "INFO"
-            self.add(line, severity, {})
+            if line.startswith("error: "):
+                self.last_error = masked_text(line.removeprefix("error: "))
+            self._put(self.formatted(line, found[1].upper() if found else "INFO"))
         if rest:
             self._partial[threading.get_ident()] = rest
         return len(text)
 
-    def add(self, text: str, severity: str, fields: Mapping[str, Any]) -> None:
-        """Writes a line.
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a record of `logging`, with what is known of the image in its `extra`; it may hold ends of lines."""
+        fields = {name: value for name in FIELDS if (value := getattr(record, name, None))}
+        self._put(self.formatted(self.format(record), record.levelname, **fields, logger=record.name))
 
-        Args:
-          text: The line; it may hold ends of lines, as a traceback does.
-          severity: A severity of Cloud Logging.
-          fields: More fields of the object.
-        """
-        if text.startswith("error: "):
-            self.last_error = masked_text(text.removeprefix("error: "))
-        with self._lock:
-            self._put(self.formatted(text, severity, fields))
-
-    def formatted(self, text: str, severity: str = "INFO", fields: Mapping[str, Any] | None = None) -> str:
+    def formatted(self, text: str, severity: str = "INFO", **fields: Any) -> str:
         """A line as it is written, with its end; empty if it is not to be shown. Takes no lock, for signal handlers."""
         if self._quiet and severity not in ("ERROR", "CRITICAL"):
             return ""
         now, text = datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None), masked_text(text)
         if self._json:
             of_all = {"time": now.isoformat(timespec="microseconds") + "Z", "severity": severity, "message": text.strip()}
-            return json.dumps({**of_all, **self.fields, **(fields or {})}) + "\n"
+            return json.dumps({**of_all, **self.fields, **fields}) + "\n"
         plain = self._stream.isatty() or text.startswith("error: ")
         return f"{text}\n" if plain else f"{now.isoformat(timespec='seconds')}Z {text}\n"
 
-    def _put(self, line: str) -> None:
-        out = self._kept or self._stream
-        with contextlib.suppress(OSError):  # a full disk of logs, or a reader that has left, stops no job
-            out.write(line)
-            out.flush()
-
-    def end(self) -> None:
+    def close(self) -> None:
         """Writes what is left, and closes the second handle."""
         for rest in list(self._partial.values()):
             self.write("\n") if rest else None
-        if self._kept:
-            with contextlib.suppress(OSError):  # lines that could not be written
-                self._kept.close()
-            self._kept = None
+        with contextlib.suppress(OSError):  # lines that could not be written
+            self._kept.close() if self._kept else None
+        self._kept = None
+        super().close()
 
-
-class _Handler(logging.Handler):
-    """Passes the records of `logging` on, with what is known of the image in their `extra`."""
-
-    def __init__(self, lines: LogLines):
-        super().__init__()
-        self._lines = lines
-
-    def emit(self, record: logging.LogRecord) -> None:
-        fields = {name: value for name in FIELDS if (value := getattr(record, name, None))}
-        self._lines.add(self.format(record), record.levelname, {**fields, "logger": record.name})
+    def _put(self, line: str) -> None:
+        out = self._kept or self._stream
+        with self._writing, contextlib.suppress(OSError):  # a full disk of logs, or a reader that has left, stops no job
+            out.write(line)
+            out.flush()
 
 
 @contextlib.contextmanager
@@ -129,34 +112,26 @@ def log_lines(*, log_format: str, log_level: str) -> Iterator[LogLines]:
 
     Beam's and TensorFlow's loggers speak at the levels `debug` and `info` only; what they say of types and coders, never.
     """
-    before = sys.stderr
-    lines, level = (
-        LogLines(before, as_json=log_format == "json", quiet=log_level == "error"),
-        logging.getLevelName(log_level.upper()),
-    )
-    handler, root = _Handler(lines), logging.getLogger()
-    handler.setFormatter(logging.Formatter("%(message)s" if log_format == "json" else "%(levelname)s %(name)s: %(message)s"))
+    before, root, level = sys.stderr, logging.getLogger(), logging.getLevelName(log_level.upper())
+    lines = LogLines(before, as_json=log_format == "json", quiet=log_level == "error")
     levels: dict[str | None, int] = {
         None: level if level <= logging.INFO else logging.CRITICAL,
         "pipeline": level,  # a user must see what the job waits for
         **dict.fromkeys(_NOISY, logging.ERROR),
     }
     levels_before = {name: logging.getLogger(name).level for name in levels}
-    _set(levels)
-    root.addHandler(handler)
+    for name, of_job in levels.items():
+        logging.getLogger(name).setLevel(of_job)
+    root.addHandler(lines)
     sys.stderr = lines
     try:
         yield lines
     finally:
         sys.stderr = before
-        root.removeHandler(handler)
-        _set(levels_before)
-        lines.end()
-
-
-def _set(levels: Mapping[str | None, int]) -> None:
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
+        root.removeHandler(lines)
+        for name, former in levels_before.items():
+            logging.getLogger(name).setLevel(former)
+        lines.close()
 
 
 def bind_run_id(name: str) -> None:

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,8 +31,7 @@ class Moment(NamedTuple):
     Attributes:
       place: `module:name` or `module:Class.name`, as the caller finds it.
       number: Which of its calls.
-      when: `before`, `after`, or `amid`: of several files to be renamed, or copied, the first half is. `full`: no
-        space is left on the device, which it survives.
+      when: `before` or `after` it. `full`: no space is left on the device, which it survives.
       having: Only calls count that have this in their arguments.
       sent: The signal that it gets. One that lets it live lets the call happen.
     """
@@ -189,7 +188,10 @@ def _die_at(moment: Moment) -> None:
         if left[0]:
             return function(*args, **kwargs)
         left[0] = -1
-        _WHEN[moment.when](function, args, kwargs)
+        if moment.when == "full":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if moment.when == "after":
+            function(*args, **kwargs)
         _signal(moment.sent)
         return function(*args, **kwargs)
 
@@ -223,25 +225,3 @@ def _signal(sent: signal.Signals) -> None:
     os.kill(os.getpid(), sent)
     os.kill(os.getpid(), signal.SIGRTMIN)  # Python runs handlers in the order of their numbers
     _handled.wait()
-
-
-def _half(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    function(*map(_first_half, args), **kwargs)
-
-
-def _first_half(arg: Any) -> Any:
-    if isinstance(arg, dict):
-        return dict(_first_half(list(arg.items())))
-    return arg[: (len(arg) + 1) // 2] if isinstance(arg, list) else arg
-
-
-def _full(*_: object) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-_WHEN: dict[str, Callable[..., object]] = {
-    "before": lambda function, args, kwargs: None,
-    "after": lambda function, args, kwargs: function(*args, **kwargs),
-    "amid": _half,
-    "full": _full,
-}

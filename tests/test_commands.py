@@ -6,7 +6,6 @@ import sys
 import pytest
 
 from pipeline.__main__ import VERBS, main
-from tests.conftest import write_bright_image
 from tests.fixtures import REPO
 
 
@@ -47,22 +46,6 @@ def test_flags_without_a_verb_are_those_of_a_run(capsys):
     assert capsys.readouterr().out.startswith("detect-objects ")
     assert main(["--input", "a.jpg", "--xyzzy"]) == 2
     assert capsys.readouterr().err.startswith("error: no output")
-
-
-@pytest.mark.slow
-def test_a_replay_detects_in_the_images_that_failed(tmp_path, monkeypatch, capsys, bright_model):
-    """The first run finds a file that is no image; it is mended, and only it is detected in."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("a", "b"):
-        write_bright_image(tmp_path / "in" / f"{name}.png", (64, 48), (10, 10, 30, 30))
-    mended = (tmp_path / "in" / "b.png").read_bytes()
-    (tmp_path / "in" / "b.png").write_bytes(b"no image")
-    places = ["--input", "in", "--output", "out", "--model", str(bright_model)]
-    assert main(["run", *places]) == 0, capsys.readouterr().err
-    (tmp_path / "in" / "b.png").write_bytes(mended)
-    capsys.readouterr()
-    assert main(["replay", *places]) == 0
-    assert "1 images read: 1 detected" in capsys.readouterr().out
 
 
 def test_only_the_module_of_the_verb_is_imported():

@@ -57,16 +57,6 @@ def test_what_names_no_days_is_refused(text):
 
 
 @hypothesis_settings(deadline=None)
-@given(today=days, count=st.integers(1, 3660))
-def test_the_last_days_are_as_many_as_said_and_end_yesterday(today, count):
-    if today - datetime.timedelta(days=count) < datetime.date(1970, 1, 1):
-        return
-    found = days_of(resolve_dates(f"last {count} days", today))
-    assert len(found) == count
-    assert found[-1:] == days_of(resolve_dates("yesterday", today))
-
-
-@hypothesis_settings(deadline=None)
 @given(first=days, length=st.integers(1, 400), today=days)
 def test_a_range_has_each_of_its_days_once_in_order_whatever_day_it_is(first, length, today):
     expected = [first + datetime.timedelta(days=number) for number in range(length)]
@@ -82,10 +72,6 @@ def test_each_of_the_days_has_the_pattern_that_its_name_has(first, length, forma
     pattern = "raw/" + "/".join(f"{{date:{text}}}" for text in formats) + "/**"
     expected = ["raw/" + "/".join(map(day.strftime, formats)) + "/**" for day in wanted]
     assert list(dated(pattern, wanted)) == list(dict.fromkeys(expected))
-
-
-def test_days_that_a_format_does_not_tell_apart_are_listed_once():
-    assert dated("{date:%Y/%m}/**", days_of("2026-10-30..2026-11-20")) == ("2026/10/**", "2026/11/**")
 
 
 def test_what_only_looks_like_a_place_for_days_stays_as_it_is():

@@ -97,8 +97,8 @@ def test_lines_that_nobody_can_take_stop_no_job(why):
     with open("/dev/full" if why == "full" else writer, "w") as stream:
         lines = LogLines(stream)
         print("one", "two", sep="\n", file=lines)
-        lines.add("a record of the log", "INFO", {})
-        lines.end()
+        lines.emit(logging.makeLogRecord({"msg": "a record of the log"}))
+        lines.close()
         with contextlib.suppress(OSError):
             stream.close()
     if why == "full":

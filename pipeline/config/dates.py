@@ -78,15 +78,6 @@ def days_flag(flag: str, text: str) -> tuple[float, float]:
     return first, end
 
 
-def has_dates(pattern: str) -> bool:
-    """Whether a pattern has a place for a day.
-
-    >>> has_dates("gs://cams/raw/{date:%Y/%m/%d}/**"), has_dates("{date}.txt"), has_dates("a/**")
-    (True, True, False)
-    """
-    return _PLACE.search(pattern) is not None
-
-
 def check_places(pattern: str) -> str:
     """Returns a pattern whose places for a day are valid.
 
@@ -114,9 +105,10 @@ def check_use(patterns: Sequence[str], days: str) -> None:
       DatesError: A pattern lacks a place, or has one without days.
     """
     for pattern in patterns:
-        if days and not has_dates(pattern):
+        has_place = _PLACE.search(pattern) is not None
+        if days and not has_place:
             raise DatesError(f"none, or {{date:%Y/%m/%d}} in input {pattern}")
-        if not days and has_dates(pattern):
+        if not days and has_place:
             raise DatesError(f"{_EXPECTED}, since input {pattern} has a place for them")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -48,19 +49,14 @@ def check_model_is_named(config: Config) -> None:
 
 
 def load_monitoring(paths: Sequence[str], overrides: Mapping[str, Any]) -> MonitoringConfig:
-    """The section `monitoring` of a config whose other keys may be wrong.
-
-    Raises:
-      ConfigError: This section is wrong.
-    """
+    """The section `monitoring` of a config whose other keys may be wrong; the defaults if it is wrong itself."""
+    tree = {}
+    with contextlib.suppress(ConfigError):
+        tree = _read(paths)
     try:
-        tree = _laid_over(_read(paths), overrides)
-    except ConfigError:
-        tree = _laid_over({}, overrides)
-    try:
-        return TypeAdapter(MonitoringConfig).validate_python(tree.get("monitoring") or {})
-    except ValidationError as err:
-        raise ConfigError(what_is_wrong(err, MonitoringConfig, " and ".join(paths) or "the flags")) from err
+        return TypeAdapter(MonitoringConfig).validate_python(_laid_over(tree, overrides).get("monitoring") or {})
+    except ValidationError:
+        return MonitoringConfig()
 
 
 def _read(paths: Sequence[str]) -> dict[Any, Any]:

@@ -146,14 +146,15 @@ class ModelConfig:
 class DetectConfig:
     """How the detector runs. The defaults are measured; BENCHMARKS.md has the figures."""
 
-    score_threshold: Share = setting(0.25, "least confidence of a detection")
-    iou_threshold: Share = setting(0.45, "boxes of one class that overlap more than this are one object")
-    classes: ListOf[str] = setting((), "keep only these class names; default: all")
-    max_detections: Count = setting(100, "most detections of one image")
+    score_threshold: Share = setting(0.25, "least confidence of a detection", rows=True)
+    iou_threshold: Share = setting(0.45, "boxes of one class that overlap more than this are one object", rows=True)
+    classes: ListOf[str] = setting((), "keep only these class names; default: all", rows=True)
+    max_detections: Count = setting(100, "most detections of one image", rows=True)
     labels_per_box: Literal["best", "several"] = setting(
         "best",
         "best: a box has its best class; several: each class above score_threshold makes a detection, as Darknet and Ultralytics "
         "evaluate",
+        rows=True,
     )
     min_agreement: Share = setting(
         0.9, "reject a version whose detections match its golden images (assets.extra/golden) less than this; 0: no check"

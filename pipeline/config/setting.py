@@ -35,12 +35,17 @@ Positive = Annotated[float, Field(ge=0.001, le=MOST)]
 ListOf = Annotated[tuple[Element, ...], BeforeValidator(_listed)]
 PairOf = Annotated[tuple[Element, Element], BeforeValidator(_listed)]
 
-ENGINES = ("tensorflow", "openvino", "onnxruntime", "triton", "tf-serving")  # as in pipeline.detect.engine
-_OWN_ENGINE = r"[\w.]+:\w+"
+ENGINES = {  # a name to the function that opens a model; a new engine is a row here and a module
+    "tensorflow": "pipeline.detect.tensorflow_engine:open_model",
+    "openvino": "pipeline.detect.openvino_engine:open_model",
+    "onnxruntime": "pipeline.detect.onnxruntime_engine:open_model",
+    "triton": "pipeline.detect.remote_engine:open_model",
+    "tf-serving": "pipeline.detect.remote_engine:open_model",
+}
 
 
 def _engine(name: str) -> str:
-    if name not in ENGINES and not re.fullmatch(_OWN_ENGINE, name):
+    if name not in ENGINES and not re.fullmatch(r"[\w.]+:\w+", name):
         raise ValueError(f"expected {', '.join(ENGINES)} or package.module:function")
     return name
 
@@ -48,14 +53,21 @@ def _engine(name: str) -> str:
 Engine = Annotated[str, AfterValidator(_engine)]
 
 
-def setting(default: Any, help_text: str, **more: Any) -> Any:
-    """A setting with its default, its one-line help, and what else pydantic's `Field` takes."""
-    return Field(default=default, description=help_text, **more)
+def setting(default: Any, help_text: str, *, rows: bool = False, **more: Any) -> Any:
+    """A setting.
+
+    Args:
+      default: Its default.
+      help_text: Its help, in one line.
+      rows: Whether it decides which rows come out of the detector: rows of another value count for nothing then.
+      more: What else pydantic's `Field` takes.
+    """
+    return Field(default=default, description=help_text, json_schema_extra={"rows": rows}, **more)
 
 
 def described(help_text: str) -> Any:
     """A key of a model's description, which has no flag."""
-    return setting(None, help_text, json_schema_extra={"described": True})
+    return Field(default=None, description=help_text, json_schema_extra={"described": True})
 
 
 class Setting(NamedTuple):

@@ -14,6 +14,7 @@ import numpy as np
 
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.config.setting import ENGINES
 from pipeline.errors import ModelError
 
 
@@ -79,14 +80,6 @@ class OpenedModel(NamedTuple):
 
 OpenModel = Callable[[str, str, ModelConfig, DetectConfig], OpenedModel]
 """Opens a model: its files on this machine (empty for a server's), its path for messages, its description, how to run it."""
-
-ENGINES = {
-    "tensorflow": "pipeline.detect.tensorflow_engine:open_model",
-    "openvino": "pipeline.detect.openvino_engine:open_model",
-    "onnxruntime": "pipeline.detect.onnxruntime_engine:open_model",
-    "triton": "pipeline.detect.remote_engine:open_model",
-    "tf-serving": "pipeline.detect.remote_engine:open_model",
-}
 
 
 def opener_of(engine: str) -> OpenModel:

@@ -1,7 +1,7 @@
 """Recognises detectors that do not describe themselves, by one table of families.
 
 `detect-objects import` writes what is recognised into the model (`models.metadata`), and jobs read it there. A job recognises a
-foreign SavedModel by the same table. A family is told by names and shapes of outputs, and by the outputs for an image of noise:
+SavedModel of others by the same table. A family is told by names and shapes of outputs, and by the outputs for an image of noise:
 
 | family | outputs | told by |
 |---|---|---|

@@ -19,10 +19,11 @@ from apache_beam.io.filesystems import FileSystems
 
 from pipeline import graph
 from pipeline.config import Config
+from pipeline.detect.load_detector import detector_in_use
 from pipeline.errors import DONE, FAILED, BusyError, InputError
-from pipeline.launch.dry_run import first_images, input_lines, model_lines, say, to_try, tried
-from pipeline.launch.finalize import JobReport, clean_up, failed, stopped_by_signals
-from pipeline.launch.loading import detector_loading, detector_used, load_detector, model_known
+from pipeline.launch.dry_run import first_images, input_lines, model_lines, say, tried
+from pipeline.launch.finalize import JobReport, clean_up, stopped_by_signals
+from pipeline.launch.loading import detector_loading, load_detector, model_known
 from pipeline.launch.options import Job, checked_job
 from pipeline.log_lines import bind_run_id
 from pipeline.monitoring.monitor import monitored
@@ -98,7 +99,7 @@ def show_plan(job: Job) -> int:
     say([f"         of {config.dates}"] if config.dates else [])
     say(model_lines(detector, config))
     say([f"runner   {config.runner}", f"output   {config.output} ({', '.join(_ending(config).files())})"])
-    succeeded = tried(detector, first_images(to_try(ref.location for ref in new), config))
+    succeeded = tried(detector, first_images((ref.location for ref in new), config))
     say(["dry run: nothing was written"])
     if not succeeded:
         print("error: none of the images that were tried can be detected in; see their dead letters above", file=sys.stderr)
@@ -110,13 +111,13 @@ def run(job: Job) -> int:
     config, this_run = job.config, Run.new(job.config.output)
     bind_run_id(this_run.name)
     with stopped_by_signals():
+        model = model_known(job)
+        if job.template:
+            job.write_template(_checked_steps(job, this_run, model).build)
+            return DONE
+        check_output(config.output)
+        wait_s = _BUSY_SECONDS if config.when_busy == "wait" else 0.0
         try:
-            model = model_known(job)
-            if job.template:
-                job.write_template(_checked_steps(job, this_run, model).build)
-                return DONE
-            check_output(config.output)
-            wait_s = _BUSY_SECONDS if config.when_busy == "wait" else 0.0
             with locked(config.output, _lock_of(job, model), wait_s=wait_s, what=f"run {this_run.name}"):
                 return _run_to_end(job, this_run, model)
         except BusyError as busy:
@@ -124,8 +125,6 @@ def run(job: Job) -> int:
                 raise BusyError(f"{busy}{'' if config.when_busy == 'wait' else '; --when-busy wait waits for it'}") from busy
             say([f"skipped: {busy}; nothing was done"])
             return DONE
-        except Exception as err:  # noqa: BLE001  the user gets one line for any error
-            failed(err)
 
 
 class _Steps(NamedTuple):
@@ -203,16 +202,18 @@ def _export(config: Config, model: tuple[str, str], stats: JobStats) -> None:
 
 def _run_graph(job: Job, steps: _Steps, run: Run) -> RunFacts:
     """Runs the graph to its end, when all rows are durable."""
-    launched_at = time.time()
+    config, launched_at = job.config, time.time()
     with (
         _displayed(job, run) as reports,  # first, since loading a model discards standard error
-        detector_loading(job.config) if job.in_process and not steps.lazily else contextlib.nullcontext() as loading,
+        detector_loading(config) if job.in_process and not steps.lazily else contextlib.nullcontext() as loading,
         job.runner.served(job.options),
     ):
         pipeline = job.pipeline()
         steps.build(pipeline)
         _wait(job, pipeline.run())
-        detector = loading.result() if loading else detector_used(job.config)
+        # else the first new image has loaded it, if there was one and it was detected here
+        in_use = detector_in_use(config.model, config.detect, graph.samples_kept(config), config.read)
+        detector = loading.result() if loading else in_use
     return job.done(detector.ready_at, detector) if detector else job.done(launched_at, reports)
 
 

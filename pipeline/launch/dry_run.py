@@ -42,11 +42,6 @@ def shown(names: Iterable[str]) -> Iterator[str]:
             return
 
 
-def to_try(uris: Iterable[str]) -> list[str]:
-    """The URIs that can be read at once, images before containers."""
-    return sorted((uri for uri in uris if not are_letters(uri)), key=is_container)
-
-
 def input_lines(new: Sequence[ImageRef], dead: Sequence[DeadLetter], done: int, left_out: Counter[str]) -> Iterator[str]:
     """How many images a job would read, the first few, and the inputs that are no images.
 
@@ -77,10 +72,11 @@ def model_lines(detector: Detector, config: Config) -> Iterator[str]:
     yield from (f"note     {note}" for note in model.notes)
 
 
-def first_images(uris: Sequence[str], config: Config) -> Iterator[EncodedImage | DeadLetter]:
-    """A few images to try, each read when the caller takes it."""
+def first_images(uris: Iterable[str], config: Config) -> Iterator[EncodedImage | DeadLetter]:
+    """A few images to try, each read when the caller takes it; images before containers."""
     max_bytes = int(config.read.max_file_mb * 1e6)
-    for ref in map(ImageRef.of_uri, uris[:_TRIED]):
+    named = sorted((uri for uri in uris if not are_letters(uri)), key=is_container)
+    for ref in map(ImageRef.of_uri, named[:_TRIED]):
         if is_container(ref.uri):
             found = images_in(ref, config.read, max_megapixels=config.detect.max_megapixels)
             yield from itertools.islice((image for image in found if not isinstance(image, str)), _TRIED)

@@ -167,7 +167,7 @@ def clean_up(output: str) -> None:
 
 
 def failed(err: Exception) -> NoReturn:
-    """Raises what made a job fail.
+    """Raises what made a job fail; Beam's runners return exceptions of its steps as text.
 
     Raises:
       UserError: The job failed for the user's input.
@@ -176,17 +176,12 @@ def failed(err: Exception) -> NoReturn:
     """
     if isinstance(err, UserError):
         raise err
-    _raise_as_it_was(err)
-    raise RuntimeError(last_line(err)) from err
-
-
-def _raise_as_it_was(err: Exception) -> None:
-    """Raises our exceptions and Ctrl-C's again as themselves; Beam's runners return exceptions as text."""
     if last_line(err).startswith("KeyboardInterrupt"):
         raise KeyboardInterrupt from err
     found = re.findall(r"^pipeline\.errors\.(\w+): (.*?)(?: \[while running .*)?$", str(err), re.MULTILINE)
     for name, message in found[-1:]:
         raise getattr(errors, name, UserError)(message) from err
+    raise RuntimeError(last_line(err)) from err
 
 
 def last_line(err: Exception) -> str:
@@ -197,9 +192,12 @@ def last_line(err: Exception) -> str:
 
 @contextlib.contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """While this lasts, SIGTERM and SIGINT stop the job by a KeyboardInterrupt."""
+    """While this lasts, SIGTERM and SIGINT stop the job by a KeyboardInterrupt; for what else it raises, see `failed`."""
     with cancellation.one_run(), _signals_call(cancellation.stop):
-        yield
+        try:
+            yield
+        except Exception as err:  # noqa: BLE001  the user gets one line for any error
+            failed(err)
 
 
 @contextlib.contextmanager

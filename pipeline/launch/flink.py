@@ -144,7 +144,7 @@ class FlinkJob:
         self._job = self._restarted = ""
 
     def stop(self) -> None:
-        """Asks `wait` to stop the job with a savepoint; safe in a signal's handler."""
+        """Asks `wait_until_finish` to stop the job with a savepoint; safe in a signal's handler."""
         self._stop.set()
 
     def cancel(self) -> None:
@@ -152,7 +152,7 @@ class FlinkJob:
         if self._found():
             self._ask("", method="PATCH")
 
-    def wait(self) -> None:
+    def wait_until_finish(self) -> None:
         """Waits for the job's end, and stops it where it was told to; without drain, which would close windows early.
 
         Raises:
@@ -259,16 +259,6 @@ class FlinkJob:
     def _how_to_go_on(self) -> str:
         latest = f"<state.checkpoints.dir>/{self._job}/chk-<latest>"
         return f"--resume {latest} goes on from there" if self._streams else "the same command does the rest"
-
-
-def wait(running: Any) -> None:
-    """Waits for the end of a job, wherever it is followed."""
-    running.wait() if isinstance(running, FlinkJob) else running.wait_until_finish()
-
-
-def end_stream(running: Any) -> None:
-    """Asks for a stream's end."""
-    running.stop()
 
 
 def _reason(text: str) -> str:

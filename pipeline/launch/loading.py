@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pipeline import graph
 from pipeline.config import Config
 from pipeline.detect.detector import Detector
-from pipeline.detect.load_detector import detector_in_use, shared_detector
+from pipeline.detect.load_detector import shared_detector
 from pipeline.detect.saved_model import name_and_version
 from pipeline.launch.options import Job
 from pipeline.stats import progress
@@ -35,11 +35,6 @@ def model_known(job: Job) -> tuple[str, str]:
     """
     known = job.in_process or not job.config.again
     return name_and_version(job.config.model, job.config.detect.engine) if known else ("", "")
-
-
-def detector_used(config: Config) -> Detector | None:
-    """The detector of this process, once it is loaded; perhaps only the first new image does that."""
-    return detector_in_use(config.model, config.detect, graph.samples_kept(config), config.read)
 
 
 @contextlib.contextmanager

@@ -109,8 +109,7 @@ RUNNERS = (
         beam_name="pipeline.launch.flink.FlinkRunner",
         finalizes_early=True,
         check_stream=flink.check_stream,
-        wait=flink.wait,
-        end_stream=flink.end_stream,
+        end_stream=operator.methodcaller("stop"),
         needs={
             "job_endpoint|flink_job_server_jar": "--job_endpoint <host>:<port> of a Flink job server, or "
             "--flink_job_server_jar PATH, which Beam starts with Java"

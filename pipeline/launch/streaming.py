@@ -18,7 +18,7 @@ from pipeline import graph
 from pipeline.config import Config
 from pipeline.errors import DONE, ConfigError, InputError
 from pipeline.launch.dry_run import model_lines, say
-from pipeline.launch.finalize import JobReport, clean_up, failed, finished_by_signals, stopped_by_signals
+from pipeline.launch.finalize import JobReport, clean_up, finished_by_signals, stopped_by_signals
 from pipeline.launch.loading import load_detector, model_known
 from pipeline.launch.options import Job, checked_job
 from pipeline.launch.runners import RUNNERS, runner_named
@@ -96,14 +96,11 @@ def run(job: Job) -> int:
     bind_run_id(this_run.name)
     settings = _settings(job, this_run)
     build = functools.partial(graph.build_streaming, config=config, run=settings, native_source=runner.native_source)
-    if job.template:
-        try:
+    with stopped_by_signals():
+        if job.template:
             job.write_template(build)
-        except Exception as err:  # noqa: BLE001  users get one line for any failure
-            failed(err)
-        return DONE
-    with stopped_by_signals(), this_run.opened():
-        try:
+            return DONE
+        with this_run.opened():
             with opened(settings) as stream, runner.served(job.options), contextlib.ExitStack() as shown:
                 reports = None if job.in_process else WorkerReports(this_run)
                 figures = WorkerStats(reports, settings.samples) if reports else stream.live_stats
@@ -121,14 +118,8 @@ def run(job: Job) -> int:
                 with finished_by_signals(end):
                     print(f"reading {config.input[0]}; {runner.guarantee}; Ctrl-C stops", file=sys.stderr, flush=True)
                     runner.wait(running)
-            with finished_by_signals(_nothing):
+            with finished_by_signals(lambda: None):  # the summary will be there in a moment
                 return _ended(job, this_run, model, figures, ready_at)
-        except Exception as err:  # noqa: BLE001  users get one line for any failure
-            failed(err)
-
-
-def _nothing() -> None:
-    """What the first signal does while the summary is written: it will be there in a moment."""
 
 
 def _ended(job: Job, run: Run, model: ModelStats, figures: LiveStats | WorkerStats, ready_at: float) -> int:

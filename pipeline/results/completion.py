@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipeline.config import settings
 from pipeline.records import name_bytes, row_bytes
 from pipeline.results.layout import DETECTIONS
 
 # The settings of the detector that decide which rows come out. Precision and reduced decoding change only their last digits.
-ROW_SETTINGS = ("score_threshold", "iou_threshold", "classes", "max_detections", "labels_per_box")
+_ROW_SETTINGS = tuple(each.name for each in settings() if each.schema.get("rows"))
 # All settings of the model decide on rows, except these: they change from release to release, or with the machine.
 _OF_RELEASES = ("model_version", "model_poll_s", "server_wait_s", "path", "name")
 _OF_0_1_0 = {"server_timeout_s": 30.0, "server_wait_s": 600.0}  # they decide on no row, but stand in the hash of its rows
@@ -46,7 +47,7 @@ class RowVersion(NamedTuple):
           model: Name and version of its model.
         """
         detect, of_model = settings.get("detect", {}), settings.get("model", {})
-        of_rows = {name: detect.get(name) for name in ROW_SETTINGS}
+        of_rows = {name: detect.get(name) for name in _ROW_SETTINGS}
         if of_rows["labels_per_box"] in (None, "best"):  # rows from before there was this setting keep their hash
             del of_rows["labels_per_box"]
         of_rows["classes"] = sorted(of_rows["classes"] or ())

@@ -156,7 +156,8 @@ class JobStats:
         self.last = max(self.last, *((image.timing.finished_at, image.model_name, image.model_version) for image in images))
         for image in images:
             if samples and image.thumbnail:
-                keep(self.pictures, ranks(image), image, samples)
+                unsigned = dataclasses.replace(image.ref, signed_uri="")  # statistics are written to files
+                keep(self.pictures, ranks(image), dataclasses.replace(image, ref=unsigned), samples)
         self._bound()
 
     def add_dead(self, letter: DeadLetter) -> None:

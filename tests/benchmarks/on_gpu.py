@@ -34,9 +34,10 @@ from models import digits
 from models.darknet.network import parse_network
 from models.import_darknet import import_darknet
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.config.setting import ENGINES
 from pipeline.detect import tensorflow_setup
 from pipeline.detect.batcher import Batcher
-from pipeline.detect.engine import ENGINES, Engine, OutOfMemory
+from pipeline.detect.engine import Engine, OutOfMemory
 from pipeline.detect.load_model import load
 from pipeline.errors import UserError
 from pipeline.feed.fit import ModelInput, fit

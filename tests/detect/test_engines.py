@@ -9,10 +9,9 @@ from apache_beam.testing.util import assert_that
 
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig, load_config
-from pipeline.config.setting import ENGINES as NAMED
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.detect_objects import DetectObjects, detect_images
-from pipeline.detect.engine import ENGINES, ModelFailed, OutOfMemory
+from pipeline.detect.engine import ModelFailed, OutOfMemory
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.errors import ConfigError, ModelError
@@ -143,10 +142,6 @@ def test_the_twin_function_gives_the_results_of_the_transform_in_order_and_start
         assert (result.ref.uri, isinstance(result, DetectedImage)) == (str(number), bool(number % 3))
     assert len(read) == 24
     detector.close()
-
-
-def test_the_settings_and_the_table_have_the_same_engines():
-    assert (*ENGINES,) == NAMED
 
 
 def test_the_engine_of_the_page_runs_by_its_name(tmp_path, monkeypatch):

@@ -153,12 +153,11 @@ def test_the_contract_of_the_output(runner, mixed_job):
     assert not list(out.glob(".*")), "staging is gone"
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_what_is_exported_at_the_end_holds_the_same_detections(runner, mixed_job):
+def test_what_is_exported_at_the_end_holds_the_same_detections(mixed_job):
     """Shards and their views hold the same rows; pycocotools loads the COCO files."""
     from pycocotools.coco import COCO
 
-    out, _ = mixed_job(runner)
+    out, _ = mixed_job("DirectRunner")
     rows = rows_of(out)
     assert len(glob.glob(f"{out}/detections/*.parquet")) == len(glob.glob(f"{out}/detections/*.jsonl")) > 0
     assert sum(len(row["detections"]) for row in rows) == WHOLE
@@ -220,12 +219,11 @@ def test_too_many_dead_letters_are_a_failure_whose_rows_and_reports_are_there(tm
     assert (rows_by_name(out), rows_by_name(out, "dead_letters")) == (sorted([*names, *names[:3]]), sorted(names[3:] * 2))
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_hostile_files_end_as_a_detection_or_one_dead_letter(runner, tmp_path, run_job, bright_model):
+def test_hostile_files_end_as_a_detection_or_one_dead_letter(tmp_path, run_job, bright_model):
     """No crash, no hang, no lost neighbour."""
     folder = fixtures_dir() / "hostile"
     write_bright_image(tmp_path / "in" / "neighbour.png", (64, 48), (10, 10, 30, 30))
-    arguments = ["--output", tmp_path / "out", "--model", bright_model, "--max-dead-share", "1", "--runner", runner]
+    arguments = ["--output", tmp_path / "out", "--model", bright_model, "--max-dead-share", "1"]
     code, _, err = run_job("--input", folder, tmp_path / "in", *arguments)
     assert code == 0, err
     uris = [row["image"]["uri"] for kind in ("detections", "dead_letters") for row in rows_of(tmp_path / "out", kind)]

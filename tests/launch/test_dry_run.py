@@ -1,13 +1,10 @@
 """A dry run tries one image, so that a wrong description of a model shows before a million images are done with it."""
 
-import numpy as np
 import pytest
 import yaml
 
-from models.metadata import DetectorMetadata
 from pipeline import run
-from pipeline.launch.dry_run import doubts, say
-from pipeline.records import DetectedImage, Detections, ImageRef, Timing
+from pipeline.launch.dry_run import say
 from tests.conftest import write_bright_image
 from tests.forked_jobs import Moment
 from tests.tfrecord_files import example
@@ -142,41 +139,6 @@ def test_an_input_that_names_nothing_is_an_error_in_a_dry_run_too(plan_of, tmp_p
     assert run.main([*arguments, "--dry-run"]) == 2
     assert capsys.readouterr().err == f"error: input {tmp_path}/empty.txt: names no image\n"
     assert "input    0 images" in plan_of("--model", bright_model, "--allow-empty", images=tmp_path / "empty.txt")
-
-
-@pytest.mark.parametrize(
-    ("boxes", "class_ids", "expected"),
-    [
-        pytest.param([], [], [], id="no objects"),
-        pytest.param([[-100, 10, 300, 400]], [0], [], id="an object that reaches beyond"),
-        pytest.param(
-            [[5, 5, 5.5, 6]], [0], ["1 of 1 boxes are smaller than a pixel of the model's input"], id="shares taken for pixels"
-        ),
-        pytest.param(
-            [[300, 200, 50, 60], [1, 2, 9, 9]],
-            [0, 0],
-            ["1 of 2 boxes are smaller than a pixel of the model's input"],
-            id="corners upside down",
-        ),
-        pytest.param(
-            [[4000, 3000, 9000, 7000], [600, 10, 700, 50]],
-            [0, 0],
-            ["2 of 2 boxes are for the most part outside of the image"],
-            id="pixels taken for shares",
-        ),
-        pytest.param([[1, 2, 9, 9]], [2], ["class 2 was found, class_names has 0 to 1"], id="a class too many"),
-        pytest.param([[1, 2, 9, 9]], [-1], ["class -1 was found, class_names has 0 to 1"], id="a class below the first"),
-    ],
-)
-def test_what_cannot_be_true_is_doubted(boxes, class_ids, expected):
-    """Boxes and classes that no detector of this image can mean."""
-    metadata = DetectorMetadata("any", (96, 128), "stretch", ("cat", "dog"))
-    count = len(class_ids)
-    found = Detections(
-        np.array(boxes, np.float32).reshape(-1, 4), np.array(class_ids, np.int32), np.ones(count, np.float32), ("any",) * count
-    )
-    image = DetectedImage(ImageRef("a.jpg"), 640, 480, "any", "1", found, Timing(0, 0, 0, 0, 0, 0, 0, 0))
-    assert [doubt.split("; ")[0] for doubt in doubts(image, metadata)] == expected
 
 
 def test_a_name_steers_no_terminal(capsys):

@@ -6,11 +6,10 @@ import re
 import threading
 
 import pytest
-from apache_beam.options.pipeline_options import PipelineOptions
 
 from pipeline.errors import OutputError
 from pipeline.launch.finalize import failed
-from pipeline.launch.flink import FlinkJob, _reason, master_of
+from pipeline.launch.flink import FlinkJob
 
 JAVA = """org.apache.flink.runtime.JobException: Recovery is suppressed by FixedDelayRestartBackoffTimeStrategy
 \tat org.apache.flink.runtime.executiongraph.failover.ExecutionFailureHandler.handleFailure(ExecutionFailureHandler.java:180)
@@ -90,7 +89,7 @@ def flink_of(request):
 
 
 def test_a_job_is_waited_for_until_it_is_done(flink_of):
-    flink_of(a=["INITIALIZING", "RUNNING", "RESTARTING", "RUNNING", "FINISHED"]).job().wait()
+    flink_of(a=["INITIALIZING", "RUNNING", "RESTARTING", "RUNNING", "FINISHED"]).job().wait_until_finish()
 
 
 @pytest.mark.parametrize(
@@ -102,20 +101,20 @@ def test_a_job_is_waited_for_until_it_is_done(flink_of):
 )
 def test_a_job_that_does_not_end_well_fails_with_the_reason(state, reason, flink_of):
     with pytest.raises(RuntimeError, match=reason):
-        flink_of(a=["RUNNING", state]).job().wait()
+        flink_of(a=["RUNNING", state]).job().wait_until_finish()
 
 
 def test_a_job_that_flink_has_lost_is_one_line_that_says_how_to_go_on(flink_of):
     """A JobManager without high availability forgets its jobs when it is started again."""
     flink = flink_of(a=["RUNNING", "RUNNING", "LOST"])
     with pytest.raises(RuntimeError) as raised:
-        flink.job(streams=True).wait()
+        flink.job(streams=True).wait_until_finish()
     how = "--resume <state.checkpoints.dir>/a/chk-<latest> goes on from there"
     assert str(raised.value) == f"Flink has lost job a with its JobManager; {how}"
 
 
 def test_why_a_job_restarts_is_said_once_for_each_reason(flink_of, capsys):
-    flink_of(a=["RUNNING", *["RESTARTING", "RUNNING"] * 3, "FINISHED"]).job().wait()
+    flink_of(a=["RUNNING", *["RESTARTING", "RUNNING"] * 3, "FINISHED"]).job().wait_until_finish()
     assert capsys.readouterr().err.count("the job restarts: google.api_core.exceptions.NotFound: 404") == 1
 
 
@@ -124,7 +123,7 @@ def test_a_job_that_is_stopped_says_where_its_savepoint_is(flink_of, capsys):
     flink = flink_of(a=["RUNNING"])
     job = flink.job()
     job.stop()
-    job.wait()
+    job.wait_until_finish()
     assert capsys.readouterr().err == "stopped with a savepoint; --resume file:/savepoints/1 goes on from there\n"
     assert flink.asked.count("POST /jobs/a/stop") == 1
 
@@ -137,7 +136,7 @@ def test_a_job_that_cannot_be_stopped_goes_on_and_says_why(flink_of):
     with pytest.raises(
         RuntimeError, match=r"the job goes on, since Flink made no savepoint: java.io.IOException: the disk is full"
     ):
-        job.wait()
+        job.wait_until_finish()
 
 
 def test_a_job_that_restarts_since_a_worker_lacks_something_is_ended_with_what_that_is(flink_of):
@@ -146,7 +145,7 @@ def test_a_job_that_restarts_since_a_worker_lacks_something_is_ended_with_what_t
     lacks = "pipeline.errors.OutputError: output /out: expected a folder that launcher and workers share [while running 'List']"
     flink.stacktrace = re.sub(r"google\.api_core.*", lacks, JAVA)
     with pytest.raises(RuntimeError) as raised:
-        flink.job().wait()
+        flink.job().wait_until_finish()
     with pytest.raises(OutputError, match=r"^output /out: expected a folder that launcher and workers share$"):
         failed(raised.value)
     assert flink.asked[-1] == "PATCH /jobs/a"
@@ -157,32 +156,4 @@ def test_a_job_is_found_by_its_name_among_those_that_are_new(flink_of):
     flink.names = {"old": "detect"}
     job = FlinkJob(f"127.0.0.1:{flink.server_port}", "detect")
     flink.names["new"] = "detect"
-    job.wait()
-
-
-@pytest.mark.parametrize(
-    ("flags", "master"),
-    [
-        ([], ""),
-        (["--flink_master=[local]"], ""),
-        (["--flink_master=h:8081"], "h:8081"),
-        (["--flink_master=http://h:8081"], "h:8081"),
-    ],
-)
-def test_where_flink_is_the_user_says(flags, master):
-    assert master_of(PipelineOptions(flags)) == master
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", ""),
-        ("one line", "one line"),
-        (JAVA, "google.api_core.exceptions.NotFound: 404 the subscription is gone [while running 'Pull']"),
-        ("a.B: c\n\tat d\nCaused by: e.F: g\n\tat h\n\t... 3 more\n", "e.F: g"),
-    ],
-    ids=["nothing", "one line", "Python in Java", "Java"],
-)
-def test_the_reason_is_what_lies_at_the_bottom(text, reason):
-    """Flink wraps the exception that counts into others."""
-    assert _reason(text) == reason
+    job.wait_until_finish()

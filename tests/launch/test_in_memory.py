@@ -13,18 +13,9 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from pipeline.launch.finalize import stopped_by_signals
 from pipeline.launch.in_memory import InMemoryRunner
 from pipeline.results.cancellation import stopped, until_cancelled
-from tests.forked_jobs import run_forked
 from tests.processes import wait_until
 
 both, one_is_done, heard = threading.Barrier(2), threading.Event(), threading.Event()
-
-
-@pytest.mark.matrix
-def test_a_turn_leaves_nothing_behind(tmp_path):
-    """But its bundle's name: Beam remembers the last thousand. A table of Beam's doubles once, before the turn halfway."""
-    log = tmp_path / "log"
-    assert run_forked([800], log, module="tests.launch.turns") == 0, log.read_text()
-    assert float(log.read_text().splitlines()[-1]) < 400
 
 
 class Meet(beam.DoFn):

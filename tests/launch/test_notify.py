@@ -89,19 +89,6 @@ def test_a_job_that_is_refused_is_told_too_and_its_exit_code_stays(tmp_path, at_
 
 
 @pytest.mark.slow
-def test_the_summary_of_a_job_is_told_and_no_file_has_the_secret(tmp_path, run_job, bright_model):
-    write_images(tmp_path / "in", "a.png")
-    out = tmp_path / "out"
-    with Webhook(200) as webhook:
-        arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model]
-        assert run_job(*arguments, "--notify", webhook.url)[0] == 0
-        (told,) = webhook.got
-    assert (told["exit_code"], told["error"], told["images"]["detected"]) == (0, "", 1)
-    assert "hunter2" not in json.dumps(told)
-    assert not [path for path in out.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
-
-
-@pytest.mark.slow
 def test_a_job_that_sigterm_stops_is_told_with_what_it_has_counted(tmp_path, bright_model):
     write_work(tmp_path / "in")
     arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]

@@ -178,24 +178,6 @@ def test_workers_that_are_processes_elsewhere_need_whole_paths(flags, expected, 
     assert expected in error_of(*flags, "--runner", "FlinkRunner", "--environment_type=PROCESS", f"--job_endpoint={listening}")
 
 
-@pytest.mark.parametrize("option", ["--temp_location", "--staging_location"])
-def test_one_of_several_options_is_enough(option):
-    from apache_beam.options.pipeline_options import PipelineOptions
-
-    flags = ["--region=europe-west1", "--project=p-of-test", f"{option}=gs://bucket/tmp"]
-    runners.check_runner(runner_named("DataflowRunner"), PipelineOptions(flags))
-
-
-def test_a_job_server_that_listens_is_enough():
-    """Nothing else is asked of a portable runner before the job is submitted."""
-    from apache_beam.options.pipeline_options import PipelineOptions
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        options = PipelineOptions([f"--job_endpoint=127.0.0.1:{server.getsockname()[1]}"])
-        for name in ("FlinkRunner", "PortableRunner", "SparkRunner"):
-            runners.check_runner(runner_named(name), options)
-
-
 @pytest.mark.parametrize("runner", RUNNERS, ids=NAMES)
 def test_beam_knows_the_runner_of_each_row(runner):
     assert type(runner.make()).__name__ == (runner.beam_name or runner.name).rpartition(".")[2]
