@@ -47,10 +47,10 @@ class RowVersion(NamedTuple):
           model: Name and version of its model.
         """
         detect, of_model = settings.get("detect", {}), settings.get("model", {})
-        of_rows = {name: detect.get(name) for name in _ROW_SETTINGS}
-        if of_rows["labels_per_box"] in (None, "best"):  # rows from before there was this setting keep their hash
+        of_rows = {name: value for name in _ROW_SETTINGS if (value := detect.get(name)) is not None}
+        if of_rows.get("labels_per_box") == "best":  # rows from before there was this setting keep their hash
             del of_rows["labels_per_box"]
-        of_rows["classes"] = sorted(of_rows["classes"] or ())
+        of_rows["classes"] = sorted(of_rows.get("classes", ()))
         # A setting without a value is left out, so that a new setting keeps the hash of jobs that do not use it.
         of_rows |= {name: value for name, value in of_model.items() if name not in _OF_RELEASES and value is not None}
         of_rows |= _OF_0_1_0
