@@ -303,8 +303,8 @@ def test_settings_that_nobody_changed_are_folded_and_others_stand_under_their_se
     shown, folded = page.text.replace(page.folded, ""), page.folded
     assert page.text_of("h3") == ["detect", "own"]
     assert [text in shown for text in ("outputout/", "score_threshold0.4", "batch_sizes1, 8", "deep.max16")] == [True] * 4
-    assert [text in folded for text in ("iou_threshold0.45", "xlafalse", "runnerDirectRunner")] == [True] * 3
-    assert [text in folded for text in ("out/", "score_threshold", "batch_sizes")] == [False] * 3 and "xla" not in shown
+    assert [text in folded for text in ("iou_threshold0.45", "scaled_decodetrue", "runnerDirectRunner")] == [True] * 3
+    assert [text in folded for text in ("out/", "score_threshold", "batch_sizes")] == [False] * 3 and "scaled_decode" not in shown
 
 
 def test_each_picture_has_a_view_of_its_own_with_links_to_its_neighbours():
