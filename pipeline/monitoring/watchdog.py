@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TextIO
 
 from pipeline.log_lines import write_unlocked
+from pipeline.stats.background import in_background
 from pipeline.stats.process import PARTS, PROCESS, Part
 
 _LOOK_SECONDS = 1.0
@@ -71,14 +72,10 @@ class Watchdog:
 @contextlib.contextmanager
 def watched(stuck_after_s: float) -> Iterator[None]:
     """Watches this process while the block lasts; see `Watchdog`."""
-    left = threading.Event()
-    thread = threading.Thread(target=Watchdog(stuck_after_s).run, args=(left,), name="watchdog", daemon=True)
-    thread.start()
     try:
-        yield
+        with in_background("watchdog", Watchdog(stuck_after_s).run):
+            yield
     finally:
-        left.set()
-        thread.join()
         for part in PROCESS.parts.values():
             part.stalled_s = 0.0
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pipeline.log_lines import kept_open
+from pipeline.stats.background import in_background
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
 
@@ -34,23 +35,16 @@ def progress_shown(
         if standard error is a terminal.
       every_s: Seconds between two lines.
     """
-    left, terminal = threading.Event(), kept_open(sys.stderr)
-    if line is None and sys.stderr.isatty():
-        show = functools.partial(_show_bar, stats, left, terminal)
-    else:
-        show = functools.partial(_show_lines, line or _counts_line(stats), left, every_s or _LINE_SECONDS)
-    thread = threading.Thread(target=show, name="progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        left.set()
-        thread.join()
-        if terminal:
-            terminal.close()
+    with kept_open(sys.stderr) or contextlib.nullcontext() as terminal:
+        if line is None and sys.stderr.isatty():
+            show = functools.partial(_show_bar, stats, terminal)
+        else:
+            show = functools.partial(_show_lines, line or _counts_line(stats), every_s or _LINE_SECONDS)
+        with in_background("progress", show):
+            yield
 
 
-def _show_lines(line: Callable[[float], str], left: threading.Event, every_s: float) -> None:
+def _show_lines(line: Callable[[float], str], every_s: float, left: threading.Event) -> None:
     started = time.monotonic()
     while not left.wait(every_s):
         print(f"{time.monotonic() - started:6.0f} s  {line(every_s)}", file=sys.stderr, flush=True)
@@ -71,7 +65,7 @@ def _counts_line(stats: Callable[[], JobStats]) -> Callable[[float], str]:
     return line
 
 
-def _show_bar(stats: Callable[[], JobStats], left: threading.Event, terminal: Any) -> None:
+def _show_bar(stats: Callable[[], JobStats], terminal: Any, left: threading.Event) -> None:
     from tqdm import tqdm
 
     with tqdm(file=terminal, unit=" images", dynamic_ncols=True, smoothing=0.1) as bar:
