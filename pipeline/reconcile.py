@@ -243,8 +243,8 @@ def _findings(patterns: Sequence[str], output: str, model: tuple[str, str] | Non
             else:
                 yield Found("done" if is_done else "stale" if has_row else "missing", ref.uri, ref.generation)
     places = [location_of(pattern) for pattern in patterns if not is_manifest(pattern)]
-    gone = _rows(output, DETECTIONS, model) if places else iter(())
-    while pairs := list(islice(gone, _AT_ONCE)):
+    detected = _rows(output, DETECTIONS, model) if places else iter(())
+    while pairs := list(islice(detected, _AT_ONCE)):
         for uri, row in compress(pairs, _add(seen, np.fromiter((_hash(uri) for uri, _ in pairs), np.uint64, len(pairs)))):
             file = file_of(uri)
             if any(file.startswith(place.folder) and place.matches(file[len(place.folder) :]) for place in places):

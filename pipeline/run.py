@@ -57,17 +57,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
     started_at = time.time()
     argv = list(sys.argv[1:] if argv is None else argv)
-    told = _monitoring(argv)
+    monitoring = _monitoring(argv)
 
     def work() -> int:
         return run_command(lambda: _run(argv, started_at), "the job failed", "stopped; rows that were written stay")
 
-    with log_lines(log_format=told.log_format, log_level=told.log_level) as lines:
-        if not told.notify or {"--dry-run", "--dry_run"} & {*argv}:
+    with log_lines(log_format=monitoring.log_format, log_level=monitoring.log_level) as lines:
+        if not monitoring.notify or {"--dry-run", "--dry_run"} & {*argv}:
             return work()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the import takes seconds, and nobody can be notified yet
         notify = importlib.import_module("pipeline.launch.notify")
-        with notify.notifying(told.notify, lines) as outcome:
+        with notify.notifying(monitoring.notify, lines) as outcome:
             outcome["exit_code"] = work()
         return int(outcome["exit_code"])
 

@@ -161,7 +161,7 @@ class FlinkJob:
         """
         self._find()
         state, request = "", ""
-        begun = heard = time.monotonic()
+        started = heard = time.monotonic()
         while state not in _ENDED or request:
             time.sleep(_LOOK_SECONDS)
             try:
@@ -172,7 +172,7 @@ class FlinkJob:
                     return
                 heard = time.monotonic()
                 if state == "RESTARTING":
-                    self._restarts(self._why_failed(), begins=heard < begun + _BEGIN_SECONDS)
+                    self._restarts(self._why_failed(), begins=heard < started + _BEGIN_SECONDS)
             except OSError as err:
                 if time.monotonic() - heard > _UNREACHABLE_SECONDS:
                     raise RuntimeError(f"Flink is out of reach: {err}; {self._how_to_go_on()}") from err

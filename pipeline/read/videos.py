@@ -127,7 +127,7 @@ def _frames(container: Any, path: str) -> Iterator[tuple[int, Any]]:
     import av
 
     start, stream = Fraction(container.start_time or 0, av.time_base), container.streams.best("video")
-    ms, end, begun = 0, start, False
+    ms, end, has_key = 0, start, False
 
     def message(why: str) -> str:
         return f"{path} is damaged behind {ms / 1000:.3f} s ({why}): later frames cannot be read"
@@ -138,8 +138,8 @@ def _frames(container: Any, path: str) -> Iterator[tuple[int, Any]]:
                 raise ValueError("a part is not all there")
             if packet.pts is not None and packet.stream.type in ("video", "audio"):
                 end = max(end, (packet.pts + (packet.duration or 0)) * packet.time_base)
-            begun = begun or (packet.stream is stream and packet.is_keyframe)  # a recording may begin amid a group of pictures
-            for frame in packet.decode() if begun and packet.stream is stream else ():
+            has_key = has_key or (packet.stream is stream and packet.is_keyframe)  # a recording may begin amid a group of pictures
+            for frame in packet.decode() if has_key and packet.stream is stream else ():
                 if frame.is_corrupt or frame.pts is None:
                     raise ValueError("a frame is not all there" if frame.is_corrupt else "a frame has no time")
                 ms = max(0, math.ceil((frame.pts * frame.time_base - start) * 1000))

@@ -142,8 +142,8 @@ def _load(client: bigquery.Client, table: bigquery.Table, shards: Sequence[Shard
 
 
 def _halved(client: bigquery.Client, table: bigquery.Table, shards: Sequence[Shard], err: Exception) -> Loaded:
-    if gone := next((shard.path for shard in shards if not exists(shard.path)), ""):
-        raise FileNotFoundError(f"{gone} is gone") from err
+    if missing := next((shard.path for shard in shards if not exists(shard.path)), ""):
+        raise FileNotFoundError(f"{missing} is gone") from err
     if len(shards) > 1:
         halves = [_load(client, table, half) for half in (shards[: len(shards) // 2], shards[len(shards) // 2 :])]
         return Loaded(*map(sum, zip(*halves, strict=True)))

@@ -56,8 +56,8 @@ class Wanted(NamedTuple):
 
     def may_be_in(self, shard: Shard) -> bool:
         """Whether a shard may hold such rows, by its name; rows are never younger than their shard."""
-        of_run = not self.run or shard.run in (self.run, COMPACTED)
-        return of_run and (not self.since or shard.written_at >= time_in_name(self.since))
+        is_wanted_run = not self.run or shard.run in (self.run, COMPACTED)
+        return is_wanted_run and (not self.since or shard.written_at >= time_in_name(self.since))
 
     def texts(self) -> dict[str, str]:
         """The wanted texts by column."""
