@@ -138,7 +138,8 @@ def _frames(container: Any, path: str) -> Iterator[tuple[int, Any]]:
                 raise ValueError("a part is not all there")
             if packet.pts is not None and packet.stream.type in ("video", "audio"):
                 end = max(end, (packet.pts + (packet.duration or 0)) * packet.time_base)
-            has_key = has_key or (packet.stream is stream and packet.is_keyframe)  # a recording may begin amid a group of pictures
+            # a recording may begin amid a group of pictures
+            has_key = has_key or (packet.stream is stream and packet.is_keyframe)
             for frame in packet.decode() if has_key and packet.stream is stream else ():
                 if frame.is_corrupt or frame.pts is None:
                     raise ValueError("a frame is not all there" if frame.is_corrupt else "a frame has no time")
