@@ -162,6 +162,11 @@ class DetectedImage:
     thumbnail: bytes = b""
 
 
+def unsigned(image: DetectedImage) -> DetectedImage:
+    """The same result without the signature of its image's address, for what is written to files."""
+    return dataclasses.replace(image, ref=dataclasses.replace(image.ref, signed_uri=""))
+
+
 def mostly_outside(images: Sequence[DetectedImage]) -> int:
     """How many boxes lie for the most part outside of their image."""
     boxes = np.concatenate([image.detections.boxes_xyxy.reshape(-1, 4) for image in images]).astype(np.float64)

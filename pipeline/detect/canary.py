@@ -18,7 +18,7 @@ from models.evaluate.agreement import compare
 from pipeline.config import DetectConfig
 from pipeline.detect.golden import DetectIn
 from pipeline.detect.loaded_model import LoadedModel
-from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, detection_row, identity_hash
+from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, detection_row, identity_hash, unsigned
 from pipeline.stats.canary import CanaryStats, Disagreement
 
 _THREADS = 2
@@ -137,7 +137,8 @@ class Canary:
             return
         if thumbnail := self._thumbnail(image):
             with self._lock:
-                self._figures.add_disagreement(Disagreement(different, dataclasses.replace(stable, thumbnail=thumbnail), ours))
+                shown = dataclasses.replace(unsigned(stable), thumbnail=thumbnail)
+                self._figures.add_disagreement(Disagreement(different, shown, unsigned(ours)))
 
     def _count(self, **counts: float) -> None:
         with self._lock:

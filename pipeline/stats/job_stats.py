@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Annotated
 
 import msgspec
 import numpy as np
 
-from pipeline.records import DeadLetter, DetectedImage, ImageRef, mostly_outside
+from pipeline.records import DeadLetter, DetectedImage, ImageRef, mostly_outside, unsigned
 from pipeline.stats.canary import CanaryStats, merge_canaries
 from pipeline.stats.histogram import Intervals, Times
 from pipeline.stats.samples import Ranked, keep, ranks
@@ -22,6 +22,7 @@ BINS = 20  # of confidence; bin n begins at n / BINS
 OTHER_CLASSES = "(other classes)"
 MOST_OBJECTS = 1000
 _MOST_CLASSES = 1000  # COCO has 80, Open Images 601
+_MOST_COUNTS = 2 * _MOST_CLASSES * BINS
 _MOST_KINDS = 100  # endings of files that are no images
 _EXAMPLES = 20  # dead letters kept for the report, for each reason
 _EXAMPLE_CHARACTERS = 1000  # of each text in an example: a message may name a URI of megabytes
@@ -31,7 +32,6 @@ _SUMS = (
 )
 _LARGEST = ("last", "backlog_age_ms", "batch_sizes", "model_notes")
 
-_Key = TypeVar("_Key")
 ClassConfidences = Counter[tuple[str, Annotated[int, msgspec.Meta(ge=0, lt=BINS)]]]  # detections by class name and bin
 
 
@@ -156,8 +156,7 @@ class JobStats:
         self.last = max(self.last, *((image.timing.finished_at, image.model_name, image.model_version) for image in images))
         for image in images:
             if samples and image.thumbnail:
-                unsigned = dataclasses.replace(image.ref, signed_uri="")  # statistics are written to files
-                keep(self.pictures, ranks(image), dataclasses.replace(image, ref=unsigned), samples)
+                keep(self.pictures, ranks(image), unsigned(image), samples)
         self._bound()
 
     def add_dead(self, letter: DeadLetter) -> None:
@@ -197,8 +196,15 @@ class JobStats:
 
     def _bound(self) -> None:
         """Sums the rare classes, and the rare kinds of files, once there are too many of them."""
-        self.confidences = _bounded(self.confidences, _MOST_CLASSES * BINS, lambda of: (OTHER_CLASSES, of[1]))
-        self.left_out = _bounded(self.left_out, _MOST_KINDS, lambda _kind: "other")
+        if len(self.confidences) > _MOST_COUNTS:
+            frequent, counts = dict(self.classes.most_common(_MOST_CLASSES)), self.confidences
+            self.confidences = Counter()
+            for (name, number), amount in counts.items():
+                self.confidences[name if name in frequent else OTHER_CLASSES, number] += amount
+        if len(self.left_out) > _MOST_KINDS:
+            kept = Counter(dict(self.left_out.most_common(_MOST_KINDS // 2)))
+            kept["other"] += self.left_out.total() - kept.total()
+            self.left_out = kept
 
 
 def merge_stats(parts: Iterable[JobStats], samples: int) -> JobStats:
@@ -218,17 +224,6 @@ def confidence_bins(confidences: np.ndarray) -> list[int]:
     within = np.fmin(np.fmax(confidences, 0), 1)  # not a number counts as 0
     bins: list[int] = np.minimum(within * BINS, BINS - 1).astype(int).tolist()
     return bins
-
-
-def _bounded(counts: Counter[_Key], most: int, other: Callable[[_Key], _Key]) -> Counter[_Key]:
-    """Sums the rarer half of the keys under other ones if there are more than `most`."""
-    if len(counts) <= most:
-        return counts
-    ordered = counts.most_common()
-    kept = Counter(dict(ordered[: most // 2]))
-    for key, amount in ordered[most // 2 :]:
-        kept[other(key)] += amount
-    return kept
 
 
 def _cut(text: str) -> str:

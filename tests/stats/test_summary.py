@@ -210,6 +210,15 @@ def test_classes_without_end_are_counted_in_bounded_memory():
     assert sum(shown["all"]) == 240_000 and OTHER_CLASSES not in shown["by_class"] and len(shown["by_class"]) == 12
 
 
+def test_a_job_of_many_classes_keeps_the_confidences_of_each():
+    """As many as LVIS has, in all bins."""
+    stats = JobStats()
+    names = [f"class {number}" for number in range(1203)]
+    stats.confidences.update({(name, number): BINS - number for name in names for number in range(BINS)})
+    merged = merge_stats([stats, stats], SAMPLES)
+    assert merged.confidences == {key: 2 * amount for key, amount in stats.confidences.items()}
+
+
 @given(ELEMENTS)
 def test_confidences_are_counted_by_bin_and_class(elements):
     """As NumPy's histogram counts them."""
