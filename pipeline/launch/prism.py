@@ -73,13 +73,15 @@ def running_prism(options: Any) -> Iterator[str]:
 
 def _read_log(log: Any, endpoints: queue.SimpleQueue[str]) -> None:
     """Hands over the endpoint that Prism logs at its start, and "" at its end; copies all lines where `PRISM_LOG` says."""
-    with log, open(os.environ.get("PRISM_LOG", os.devnull), "ab") as copy:
-        for line in log:
-            copy.write(line)
-            copy.flush()
-            if found := re.search(rb"Serving JobManagement.*endpoint=(\S+:\d+)", line):
-                endpoints.put(found[1].decode())
-    endpoints.put("")
+    try:
+        with log, open(os.environ.get("PRISM_LOG", os.devnull), "ab") as copy:
+            for line in log:
+                copy.write(line)
+                copy.flush()
+                if found := re.search(rb"Serving JobManagement.*endpoint=(\S+:\d+)", line):
+                    endpoints.put(found[1].decode())
+    finally:
+        endpoints.put("")
 
 
 def prism_binary(options: Any) -> str:

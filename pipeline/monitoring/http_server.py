@@ -70,7 +70,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         for name, value in {**headers, "Content-Length": str(len(answer.content))}.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(answer.content)
+        if self.command != "HEAD":
+            self.wfile.write(answer.content)
+
+    do_HEAD = do_GET  # noqa: N815  the server's name for it
 
     def log_message(self, format: str, *args: Any) -> None:
         """Logs no request: a scrape comes every few seconds, for months."""

@@ -109,6 +109,8 @@ def test_it_changes_nothing_and_serves_nothing_else(stats):
         answer = asked(port)
         assert answer.headers["X-Content-Type-Options"] == "nosniff" and b"default-src " in answer.read()
         assert asked(port, method="POST").status == 501
+        head = asked(port, method="HEAD")
+        assert (head.status, head.read()) == (200, b"") and int(head.headers["Content-Length"]) > 1000
         assert asked(port, "/../../etc/passwd").status == 404
 
 
