@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import collections
 import io
 import math
@@ -20,7 +19,7 @@ from models.evaluate.mistakes import CONFIDENCES, Kind, Mistake, Mistakes, calib
 from models.progress import shown as progress
 from pipeline.report.charts import Bar
 from pipeline.report.formats import counted, number
-from pipeline.report.page import environment, page_style
+from pipeline.report.page import environment, jpeg_url, page_style
 from pipeline.storage.files import read_file
 
 _KINDS: dict[Kind, tuple[str, str]] = {
@@ -199,7 +198,7 @@ def _picture(measured: Measurement, mistakes: Mistakes, one: Mistake, folder: st
         "uri": uri,
         "name": posixpath.basename(uri),
         "size_wh": (f"{(right - left) * factor:.0f}", f"{(bottom - top) * factor:.0f}"),
-        "jpeg_base64": _jpeg(opened.crop((left, top, right, bottom))) if opened else "",
+        "url": _jpeg(opened.crop((left, top, right, bottom))) if opened else "",
         "labelled": drawn[0],
         "detected": drawn[1],
         "said": said,
@@ -249,7 +248,7 @@ def _jpeg(image: Image.Image) -> str:
     image.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE))
     written = io.BytesIO()
     image.save(written, "JPEG", quality=_JPEG_QUALITY)
-    return base64.b64encode(written.getvalue()).decode("ascii")
+    return jpeg_url(written.getvalue())
 
 
 def _unsure(measured: Measurement, threshold: float) -> list[tuple[str, str, str]]:

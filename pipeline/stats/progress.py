@@ -15,7 +15,7 @@ from pipeline.stats.background import in_background
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
 
-_LINE_SECONDS = 10.0  # by default
+_LINE_SECONDS = 10.0
 
 
 def note(state: str) -> None:
@@ -24,30 +24,29 @@ def note(state: str) -> None:
 
 
 @contextlib.contextmanager
-def progress_shown(
-    stats: Callable[[], JobStats], line: Callable[[float], str] | None = None, every_s: float | None = None
-) -> Iterator[None]:
+def progress_shown(stats: Callable[[], JobStats], line: Callable[[float], str] | None = None) -> Iterator[None]:
     """Shows the progress of a job until the block ends.
 
     Args:
       stats: Returns its statistics so far.
       line: Makes the text of a line, from the seconds since the last one; default: the counts of a batch job, which are a bar
         if standard error is a terminal.
-      every_s: Seconds between two lines.
     """
-    with kept_open(sys.stderr) or contextlib.nullcontext() as terminal:
-        if line is None and sys.stderr.isatty():
-            show = functools.partial(_show_bar, stats, terminal)
-        else:
-            show = functools.partial(_show_lines, line or _counts_line(stats), every_s or _LINE_SECONDS)
+    is_bar = line is None and sys.stderr.isatty()
+    with (kept_open(sys.stderr) if is_bar else None) or contextlib.nullcontext() as terminal:
+        show = (
+            functools.partial(_show_bar, stats, terminal)
+            if is_bar
+            else functools.partial(_show_lines, line or _counts_line(stats))
+        )
         with in_background("progress", show):
             yield
 
 
-def _show_lines(line: Callable[[float], str], every_s: float, left: threading.Event) -> None:
+def _show_lines(line: Callable[[float], str], left: threading.Event) -> None:
     started = time.monotonic()
-    while not left.wait(every_s):
-        print(f"{time.monotonic() - started:6.0f} s  {line(every_s)}", file=sys.stderr, flush=True)
+    while not left.wait(_LINE_SECONDS):
+        print(f"{time.monotonic() - started:6.0f} s  {line(_LINE_SECONDS)}", file=sys.stderr, flush=True)
 
 
 def _counts_line(stats: Callable[[], JobStats]) -> Callable[[float], str]:
