@@ -296,7 +296,8 @@ class Feeder:
                             self._give_room()
                             self._hand_out()
                 finally:
-                    code = process.bury()
+                    with self._lock:  # nobody sends while the channel closes
+                        code = process.bury()
                 with self._lock:
                     self._note_death(process, code)
                 former = process
@@ -328,17 +329,22 @@ class Feeder:
             chunk = self._waiting.popleft()
             chunk.slot = self._free.pop()
             PROCESS.parts["read"].begin(len(chunk.images))
-            process.start(chunk)
+            try:
+                process.start(chunk)
+            except BaseException as err:  # noqa: BLE001  half a message may have gone; the futures pass it on
+                self._fail(err)
 
     def _take(self, process: _Process, message: Any) -> None:
         """Takes a message of a process; the chunk that it works at is its first one."""
         if self._failure:
             return
         if isinstance(message, Prepared):
-            chunk = process.chunks.popleft()
-            if chunk.add(message):
-                self._finish(chunk)
-            else:
+            chunk = process.chunks[0]
+            is_whole = chunk.add(message)
+            if is_whole:
+                self._finish(chunk)  # before it goes: `_fail` reaches the chunks that are there
+            process.chunks.popleft()
+            if not is_whole:
                 process.start(chunk)  # behind a chunk that the process has already
         elif isinstance(message, AskRoom):
             self._asking.append((process, message.needed_bytes))
@@ -380,11 +386,11 @@ class Feeder:
         if self._failed_starts >= _STARTS:
             raise ModelError(f"the processes that decode images do not start: {failure.message}")
         if process.chunks and process.is_ready and process.chunks[0].process_died(failure):
-            self._finish(process.chunks.popleft())
+            self._finish(process.chunks[0])
+            process.chunks.popleft()
 
     def _finish(self, chunk: _Chunk) -> None:
         """Sets the result of a chunk."""
-        PROCESS.parts["read"].end(len(chunk.images))
         shape = (len(chunk.fitted), *(chunk.fitted[0].pixels_hw if chunk.fitted else (0, 0)), 3)
         pixels = self._memory.view(chunk.slot, chunk.used_bytes).reshape(shape)
         failures = {place: ImageError(*failure) for place, failure in chunk.failures.items()}
@@ -397,6 +403,7 @@ class Feeder:
                 self._free.append(slot)
                 self._hand_out()
 
+        PROCESS.parts["read"].end(len(chunk.images))
         chunk.result.set_result(FedChunk(chunk.images, chunk.to, pixels, chunk.fitted, failures, time.monotonic(), release))
 
     def _fail(self, failure: BaseException) -> None:
