@@ -42,7 +42,7 @@ settings.load_profile("fuzz" if os.environ.get("FUZZ") == "1" else "suite")
 # more than a second of a core, which is marked where it stands
 _SLOW_FOLDERS = {"launch", "deploy", "fuzz", "flink", "spark"}
 _SLOW_FILES = {
-    *("test_golden.py", "test_loaded_models.py", "test_other_formats.py"),
+    *("test_golden.py", "test_other_formats.py"),
     *("test_power_cut.py", "test_secrets.py"),
 }
 _SLOW_FIXTURES = {

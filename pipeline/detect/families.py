@@ -312,7 +312,7 @@ def measure(
     if not is_yolo_nas and not metadata.packed_layout:
         return metadata
     spec = signature.inputs[metadata.input_name]
-    noise = np.random.default_rng(0).uniform(*metadata.value_range, ((spec.shape or (None,))[0] or 1, *metadata.input_hw, 3))
+    noise = np.random.default_rng(0).uniform(*metadata.value_range, (signature.batch_of(metadata) or 1, *metadata.input_hw, 3))
     rows = signature.run({metadata.input_name: noise.astype(spec.dtype)})[metadata.boxes_output]
     if is_yolo_nas:
         boxes = rows.reshape(-1, 4)

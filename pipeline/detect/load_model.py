@@ -12,7 +12,7 @@ from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect import tensorflow_setup
 from pipeline.detect.batcher import Batcher
-from pipeline.detect.engine import ModelFailed, OpenedModel, OutOfMemory, opener_of
+from pipeline.detect.engine import ModelFailed, OpenedModel, OpenModel, OutOfMemory, opener_of
 from pipeline.detect.golden import GoldenImage, read_golden
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.onnx_file import onnx_file
@@ -39,16 +39,17 @@ def load(model: ModelConfig, detect: DetectConfig, *, beside: bool = False) -> L
     check_engine(model, detect.engine)
     before = tensorflow_setup.memory_in_use()
     if is_remote(model.path):
-        opened = _open("", model.path, model, detect)
+        opened = _open(opener_of(detect.engine), "", model.path, model, detect)
         return _warm(opened, model.path, opened.version, (), beside=beside, timeout_ms=detect.batch_timeout_ms)
     version = resolve_versions(model.path, model.model_version)[0]
     folder, notes = version.folder, tuple[str, ...]()
     if version.is_onnx and detect.engine == "tensorflow":
         detect = dataclasses.replace(detect, engine=_engine_for_onnx(detect))
         notes = (f"model {folder} is an ONNX file: it runs in {detect.engine}",)
+    open_model = opener_of(detect.engine)  # before the model is copied
     with local_copy(folder) as local:
         golden = read_golden(local, folder)
-        opened = _open(local, folder, model, detect)
+        opened = _open(open_model, local, folder, model, detect)
     if files_of(folder) != version.files:
         opened.engine.close()
         raise ModelError(f"model {folder}: its files changed while it was loaded; start again once it is copied")
@@ -57,9 +58,9 @@ def load(model: ModelConfig, detect: DetectConfig, *, beside: bool = False) -> L
     return dataclasses.replace(loaded, memory_bytes=taken, notes=(*notes, *loaded.notes))
 
 
-def _open(local: str, folder: str, model: ModelConfig, detect: DetectConfig) -> OpenedModel:
+def _open(open_model: OpenModel, local: str, folder: str, model: ModelConfig, detect: DetectConfig) -> OpenedModel:
     try:
-        return opener_of(detect.engine)(local, folder, model, detect)
+        return open_model(local, folder, model, detect)
     except (ModelFailed, OutOfMemory) as err:
         raise ModelError(f"model {folder}: fails on a blank image: {err}") from err
 
@@ -80,7 +81,8 @@ def recognised(local: str, folder: str, model: ModelConfig) -> DetectorMetadata:
     """
     if not onnx_file(local):
         return described_signature(local, folder, model, DetectConfig())[2]
-    opened = _open(local, folder, model, DetectConfig(engine=_engine_for_onnx(DetectConfig())))
+    detect = DetectConfig(engine=_engine_for_onnx(DetectConfig()))
+    opened = _open(opener_of(detect.engine), local, folder, model, detect)
     opened.engine.close()
     return opened.described or opened.metadata
 

@@ -152,7 +152,7 @@ def _open_onnx(file: str, local: str, folder: str, model: ModelConfig, detect: D
     metadata = describe_onnx(signature, local, folder, model, detect, properties=properties)
     if metadata.resize == "none" or metadata.threshold_inputs:
         raise ModelError(f"model {folder}: takes images at their own size, or thresholds; use --engine onnxruntime")
-    batch = (signature.inputs[metadata.input_name].shape or (1,))[0] or 1
+    batch = signature.batch_of(metadata) or 1
     is_first = metadata.input_name in channels_first
 
     def read() -> Any:
@@ -162,7 +162,7 @@ def _open_onnx(file: str, local: str, folder: str, model: ModelConfig, detect: D
 
 
 def _with_preparation(model: Any, metadata: DetectorMetadata, batch: int, *, is_first: bool) -> Any:
-    """An ONNX model that takes `uint8 (batch, H, W, 3)`, as `numpy_model.feed_of` does it."""
+    """An ONNX model that takes `uint8 (batch, H, W, 3)`, as `model_arrays.feed_of` does it."""
     from openvino import Layout, Type
     from openvino.preprocess import PrePostProcessor
 

@@ -206,19 +206,15 @@ def folder_of(path: str) -> str:
 def _itself(path: str) -> dict[int, Version]:
     name, files = path.rsplit("/", 1)[-1], files_of(path)
     number = int(name) if _is_number(name) else 0
-    return {number: Version(str(number) if _is_number(name) else _fingerprint(path, files), path, files)}
+    return {number: Version(str(number) if _is_number(name) else fingerprint(path, files), path, files)}
 
 
-def fingerprint(folder: str) -> str:
+@functools.lru_cache(maxsize=8)
+def fingerprint(folder: str, files: frozenset[FoundFile]) -> str:
     """The version of a model without a number: a hash of its files, so that rows of another model are others.
 
     Local files count by their content, so a copy is the same version; objects by their generation.
     """
-    return _fingerprint(folder, files_of(folder))
-
-
-@functools.lru_cache(maxsize=8)
-def _fingerprint(folder: str, files: frozenset[FoundFile]) -> str:
     digest = hashlib.blake2b(digest_size=6)
     for file in sorted(files):
         name = file.path[len(folder) + 1 :]

@@ -19,7 +19,7 @@ from pipeline.detect.engine import ModelFailed, OutOfMemory
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.openvino_convert import HIDDEN, convert, write_network
 from pipeline.detect.openvino_engine import open_network
-from pipeline.detect.versions import fingerprint, locate
+from pipeline.detect.versions import files_of, fingerprint, locate
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef, detection_row
 from tests.conftest import REPO
@@ -123,9 +123,9 @@ def test_a_job_imports_no_tensorflow_and_a_second_one_converts_nothing(version, 
         assert done.returncode == 0, done.stderr
         return done.stdout.split()
 
-    before = fingerprint(str(version))
+    before = fingerprint(str(version), files_of(str(version)))
     assert detected(JOB, version) == ["1", "[]"]
-    assert fingerprint(str(version)) == before and not cache.exists()
+    assert fingerprint(str(version), files_of(str(version))) == before and not cache.exists()
     shutil.copytree(version, copy)
     assert detected(without + JOB, copy)[0] == "1"
 

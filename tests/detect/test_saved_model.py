@@ -14,7 +14,7 @@ from pipeline.detect.load_detector import load_detector
 from pipeline.detect.load_model import load
 from pipeline.detect.saved_model import name_and_version
 from pipeline.detect.signature import Signature, Tensor
-from pipeline.detect.versions import fingerprint, locate
+from pipeline.detect.versions import files_of, fingerprint, locate
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef
 from tests.conftest import write_bright_image
@@ -132,7 +132,7 @@ def test_foreign_models_find_the_same_box(tmp_path, bright_image, predict, spec,
         assert [(name, round(float(c), 4)) for name, c in zip(found.class_names, found.confidences, strict=True)] == rows
         assert np.abs(found.boxes_xyxy - BOX).max() <= 5.01  # a pixel of the model's input
     assert detector.batch_sizes == batch_sizes
-    assert (detector.model.metadata.name, detector.model.version) == ("foreign", fingerprint(folder))
+    assert (detector.model.metadata.name, detector.model.version) == ("foreign", fingerprint(folder, files_of(folder)))
 
 
 @pytest.fixture(scope="module")
