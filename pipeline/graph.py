@@ -71,7 +71,7 @@ def source_of(config: Config, done: DoneRows | None = None, worker_context: Work
       worker_context: What workers elsewhere must reach; None: the launcher's process does all work.
     """
     return ReadImages(
-        [pattern for patterns in config.patterns().values() for pattern in patterns],
+        config.all_patterns(),
         config.read,
         exclude=config.output,
         allowed=config.stream.allow_uri_prefix,

@@ -153,7 +153,7 @@ def _config(flags: argparse.Namespace) -> Config:
 
 def _with_manifests(config: Config, model: tuple[str, str] | None, paths: dict[str, str]) -> Reconciled:
     """The outcome; manifests get their names when all is compared."""
-    output, patterns = results_folder(config.output), [pattern for some in config.patterns().values() for pattern in some]
+    output, patterns = results_folder(config.output), config.all_patterns()
     staged = {path: posixpath.join(posixpath.dirname(path), UNFINISHED + uuid.uuid4().hex[:12]) for path in paths.values()}
 
     def compare() -> Reconciled:

@@ -338,6 +338,10 @@ class Config:
             return {pattern: (pattern,) for pattern in self.input}
         return {pattern: days.dated(pattern, days.days_of(self.dates)) for pattern in self.input}
 
+    def all_patterns(self) -> list[str]:
+        """The patterns of all inputs."""
+        return [pattern for patterns in self.patterns().values() for pattern in patterns]
+
     def as_dict(self) -> dict[str, Any]:
         """The settings as nested dicts and lists, with secrets masked."""
         plain: dict[str, Any] = without_secrets(TypeAdapter(Config).dump_python(self, mode="json"))

@@ -68,7 +68,7 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
 
 def _allowing_inputs(config: Config) -> Config:
     """The job, with permission for all that its dead letters may name: the folders of its inputs, and its output."""
-    patterns = [pattern for patterns in config.patterns().values() for pattern in patterns]
+    patterns = config.all_patterns()
     folders = (*config.stream.allow_uri_prefix, *folders_of(patterns), *folders_in_manifests(patterns), config.output)
     return dataclasses.replace(config, stream=dataclasses.replace(config.stream, allow_uri_prefix=folders))
 
@@ -78,7 +78,7 @@ def show_plan(job: Job) -> int:
     config = job.config
     graph.sink_of(config, Run.new(config.output), UNKNOWN).check(write=False)
     detector = load_detector(config)
-    patterns = [pattern for patterns in config.patterns().values() for pattern in patterns]
+    patterns = config.all_patterns()
     left_out: Counter[str] = Counter()
     found = list(list_images(patterns, config.output, lambda kind: left_out.update([kind]), config.stream.allow_uri_prefix))
     refs = {ref.uri: ref for ref in found if isinstance(ref, ImageRef)}
@@ -150,7 +150,7 @@ def _done(config: Config, version: RowVersion, run: str = "") -> DoneRows | None
     """The rows that count as done for a job; None where it detects all images again."""
     if config.again:
         return None
-    patterns = [pattern for patterns in config.patterns().values() for pattern in patterns]
+    patterns = config.all_patterns()
     named = any(map(is_manifest, patterns)) or config.retry_dead  # these may name anybody's images
     folders = (location_of(pattern).folder for pattern in patterns)
     prefixes = ("",) if named else tuple(map(_beginning, (*config.stream.allow_uri_prefix, *folders)))
