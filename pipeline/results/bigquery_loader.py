@@ -69,8 +69,8 @@ def load(output: str, tables: Mapping[str, str], client: bigquery.Client, since:
       since: Only shards whose names have this time, as `20261121T020000Z`, or a later one.
 
     Raises:
-      OutputError: A dataset is missing.
-      google.api_core.exceptions.GoogleAPICallError: BigQuery fails; a table may have another schema.
+      OutputError: A dataset is missing, or a table has another schema.
+      google.api_core.exceptions.GoogleAPICallError: BigQuery fails.
     """
     rows = refused = 0
     for kind, name in tables.items():
@@ -112,11 +112,20 @@ def _table(client: bigquery.Client, name: str, schema: Sequence[bigquery.SchemaF
         found = client.get_table(name)
     except exceptions.NotFound as err:
         raise OutputError(f"table {name}: expected its dataset to exist, found none; create it: bq mk --dataset …") from err
-    there = {field.name for field in found.schema}
+    there, wanted = ({field.name: _type(field) for field in fields} for fields in (found.schema, schema))
+    for column, of_type in wanted.items():
+        if there.get(column, of_type) != of_type:
+            message = f"column {column} is {there[column]}, expected {of_type}; name another table, or alter this one"
+            raise OutputError(f"table {name}: it has another schema: {message}")
     if new := [field for field in schema if field.name not in there]:
         found.schema = [*found.schema, *new]
         found = client.update_table(found, ["schema"])
     return found
+
+
+def _type(field: bigquery.SchemaField) -> str:
+    inner = f"<{', '.join(f'{each.name} {_type(each)}' for each in field.fields)}>" if field.fields else ""
+    return f"{field.field_type}{inner} {field.mode}"
 
 
 def _load(client: bigquery.Client, table: bigquery.Table, shards: Sequence[Shard]) -> Loaded:

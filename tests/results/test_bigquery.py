@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from models import progress
 from pipeline.load_bigquery import main
 from pipeline.records import DeadLetter, ImageRef
 from pipeline.results import bigquery_loader
@@ -203,7 +204,21 @@ def test_wrong_places_are_one_line(server, output, capsys, monkeypatch):
     assert capsys.readouterr().err == "error: --table: expected project.dataset.table, got 't'\n"
     assert load(f"{output}x") == 2
     assert "found none there" in capsys.readouterr().err
+    load(output)
+    capsys.readouterr()
+    server.tables["d.t"]["schema"]["fields"][1]["type"] = "INTEGER"
+    assert load(output) == 2
+    assert "column uri is INTEGER NULLABLE, expected STRING NULLABLE" in capsys.readouterr().err
     monkeypatch.delenv("BIGQUERY_EMULATOR_HOST")
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", f"{output}/none.json")
     assert load(output) == 2
     assert capsys.readouterr().err.startswith("error: no credentials for BigQuery: ")
+
+
+def test_a_load_that_takes_long_shows_how_far_it_is(server, output, capsys, monkeypatch):
+    write_rows(output, [detected("c")])
+    monkeypatch.setattr(bigquery_loader, "_PART_FILES", 1)
+    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0)
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 0)
+    assert load(output) == 0
+    assert "loading detections:  50% 1/2" in capsys.readouterr().err
