@@ -154,11 +154,13 @@ def _config(flags: argparse.Namespace) -> Config:
 def _with_manifests(config: Config, model: tuple[str, str] | None, paths: dict[str, str]) -> Reconciled:
     """The outcome; manifests get their names when all is compared."""
     output, patterns = results_folder(config.output), config.all_patterns()
-    staged = {path: posixpath.join(posixpath.dirname(path), UNFINISHED + uuid.uuid4().hex[:12]) for path in paths.values()}
+    staged = {
+        status: posixpath.join(posixpath.dirname(path), UNFINISHED + uuid.uuid4().hex[:12]) for status, path in paths.items()
+    }
 
     def compare() -> Reconciled:
         with contextlib.ExitStack() as stack:
-            files = {status: stack.enter_context(create(staged[path])) for status, path in paths.items()}
+            files = {status: stack.enter_context(create(name)) for status, name in staged.items()}
 
             def write(found: Found) -> None:
                 if found.status in files:
@@ -169,7 +171,7 @@ def _with_manifests(config: Config, model: tuple[str, str] | None, paths: dict[s
 
     try:
         outcome = undisturbed(compare)
-        move_files({name: path for path, name in staged.items()})
+        move_files({staged[status]: path for status, path in paths.items()})
         return outcome
     finally:
         delete_files(staged.values())

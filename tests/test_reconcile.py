@@ -51,6 +51,8 @@ def test_what_a_job_did_is_complete_and_what_came_afterwards_is_missing(folder, 
     for name, uri in (("missing", "in/d.png"), ("stale", "in/2026/11/20/a.png")):
         (row,) = map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines())
         assert row["uri"] == f"{folder}/{uri}" and re.fullmatch(r"\d+-\d+", row["generation"])
+    reconciled(capsys, "--write-missing", "one.jsonl", "--write-stale", "one.jsonl")
+    assert (folder / "one.jsonl").read_text() in [(folder / f"{name}.jsonl").read_text() for name in ("missing", "stale")]
     assert run.main(["--input", "missing.jsonl", "--output", "mended", "--model", bright_model]) == 0
 
 

@@ -151,6 +151,8 @@ class _BoundedReads:
 
 
 def _fault_in_zip(info: zipfile.ZipInfo) -> str:
+    if info.header_offset < 0:
+        return "is damaged: its place is before the beginning of the archive"
     if info.flag_bits & 0x1:
         return "is encrypted"
     if stat.S_ISLNK(info.external_attr >> 16):

@@ -161,6 +161,15 @@ def test_a_damaged_member_of_a_zip_file_costs_itself(tmp_path):
     assert images(path) == [("a.jpg", "bad_member"), ("b.jpg", b"b" * 100), ("c.jpg", "bad_member")]
 
 
+def test_places_before_the_beginning_of_a_zip_file_cost_their_members_alone(tmp_path):
+    """Its directory says that it lies behind where it is, so the places of all members are wrong."""
+    path = write(tmp_path / "a.zip", {"a.jpg": b"a", "b.jpg": b"b"})
+    content = bytearray(path.read_bytes())
+    content[-6:-2] = (int.from_bytes(content[-6:-2], "little") + 10).to_bytes(4, "little")
+    path.write_bytes(content)
+    assert images(path) == [("a.jpg", "bad_member"), ("b.jpg", "bad_member")]
+
+
 def test_a_zip_file_without_its_directory_is_one_dead_letter(tmp_path):
     path = write(tmp_path / "a.zip", FILES)
     content = path.read_bytes()
