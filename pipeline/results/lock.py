@@ -133,7 +133,7 @@ class _CloudLock:
         from google.api_core.exceptions import NotFound
 
         blob = blob_of(self._path)
-        with server_times() as server:
+        with server_times(blob.client) as server:
             try:
                 blob.reload()
                 is_free, generation = server[-1] - blob.updated.timestamp() > self._times.expires_s, blob.generation

@@ -40,20 +40,23 @@ def _client_of(_process: int, emulator: str) -> Any:
         client = storage.Client(project=project or "unknown", credentials=credentials)  # only buckets' listings name a project
     else:
         client = storage.Client.create_anonymous_client()
-    for scheme in ("http://", "https://"):
-        client._http.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=_CONNECTIONS))  # the client has no option for it
+    if not client._http.is_mtls:  # with client certificates it has an adapter of its own
+        for scheme in ("http://", "https://"):
+            client._http.mount(
+                scheme, requests.adapters.HTTPAdapter(pool_maxsize=_CONNECTIONS)
+            )  # the client has no option for it
     return client
 
 
 @contextlib.contextmanager
-def server_times() -> Iterator[list[float]]:
-    """The server's own time of each answer that comes while this lasts, in seconds since the epoch."""
+def server_times(client: Any) -> Iterator[list[float]]:
+    """The server's own time of each answer that a client gets while this lasts, in seconds since the epoch."""
     times: list[float] = []
 
     def note(answer: Any, **_: object) -> None:
         times.append(parsedate_to_datetime(answer.headers["Date"]).timestamp())
 
-    hooks = storage_client()._http.hooks["response"]  # the client gives no public access to the headers of an answer
+    hooks = client._http.hooks["response"]  # the client gives no public access to the headers of an answer
     hooks.append(note)
     try:
         yield times

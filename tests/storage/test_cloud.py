@@ -4,6 +4,7 @@ import time
 
 import requests
 
+from pipeline.storage import cloud
 from pipeline.storage.cloud import server_times, storage_client
 
 
@@ -11,7 +12,7 @@ def test_server_times_are_the_dates_of_the_answers(strict_gcs_bucket):
     """`Client._http` is a session of requests, whose hooks get each answer."""
     strict_gcs_bucket.blob("a").upload_from_string(b"")
     bucket = storage_client().bucket(strict_gcs_bucket.name)
-    with server_times() as times:
+    with server_times(storage_client()) as times:
         assert times == []
         assert bucket.get_blob("a")
     count = len(times)
@@ -19,3 +20,4 @@ def test_server_times_are_the_dates_of_the_answers(strict_gcs_bucket):
     bucket.get_blob("a")
     assert len(times) == count, "the hook ends with its block"
     assert isinstance(storage_client()._http, requests.Session)
+    assert storage_client()._http.get_adapter("https://storage.googleapis.com")._pool_maxsize == cloud._CONNECTIONS
