@@ -19,7 +19,7 @@ from pipeline.results.layout import DETECTIONS
 # The settings of the detector that decide which rows come out. Precision and reduced decoding change only their last digits.
 _ROW_SETTINGS = tuple(each.name for each in settings() if each.schema.get("rows"))
 # All settings of the model decide on rows, except these: they change from release to release, or with the machine.
-_OF_RELEASES = ("model_version", "model_poll_s", "server_wait_s", "path", "name")
+_OF_RELEASES = ("model_version", "model_poll_s", "path", "name")
 _OF_0_1_0 = {"server_timeout_s": 30.0, "server_wait_s": 600.0}  # they decide on no row, but stand in the hash of its rows
 
 
@@ -64,12 +64,8 @@ class RowVersion(NamedTuple):
         """The hash in the column `settings` of a kind of rows."""
         return self.settings if kind == DETECTIONS else self.limits
 
-    def key(self, uri: str, generation: str) -> int:
-        """The key of this image's row, detections and dead letters alike."""
-        return row_key(uri, generation, self.model, self.version, self.settings)
-
     def keys(self, uris: Iterable[str], generations: Iterable[str]) -> np.ndarray:
-        """The keys of the rows of many images, `(N,) uint64`, in two thirds of the time."""
+        """The keys of the rows of many images, `(N,) uint64`, as `row_key` makes them, in two thirds of the time."""
         rest = "\0".join(("", self.model, self.version, self.settings))
         texts = (f"{uri}\0{generation}{rest}" for uri, generation in zip(uris, generations, strict=True))
         digests = b"".join([hashlib.blake2b(name_bytes(text), digest_size=8).digest() for text in texts])

@@ -181,7 +181,7 @@ def check_output(output: str, write: bool = True) -> None:
 def _refuse_older_rows(output: str) -> None:
     """No command would see the rows of previews of 0.1.0, which were JSON Lines with an index."""
     for kind in (DETECTIONS, DEAD_LETTERS):
-        if older := [file.path for file in files_of(f"{output}/{kind}") if _OLDER.search(file.path)]:
+        if older := [file.path for file in files_of(f"{output}/{kind}", f"{kind}-*.jsonl") if _OLDER.search(file.path)]:
             raise OutputError(
                 f"output {output}: {older[0]} was written before 0.1.0, which does not read its rows; choose another folder"
             )

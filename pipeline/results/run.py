@@ -14,8 +14,6 @@ import uuid
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from apache_beam.io.filesystems import FileSystems
-
 from pipeline.results.layout import RUNS, STAGING
 from pipeline.storage.files import delete_files, exists, write_file
 from pipeline.storage.globs import escape_glob
@@ -78,6 +76,8 @@ def remove_abandoned(output: str) -> None:
 
     A run that wakes up later does not find its staged files; its bundles fail, and nothing is lost.
     """
+    from apache_beam.io.filesystems import FileSystems
+
     written: dict[str, float] = {}
     pattern = f"{escape_glob(output)}/{STAGING}*"
     for match in FileSystems.match([f"{pattern}/**", *([] if "://" in output else [f"{pattern}/*"])]):

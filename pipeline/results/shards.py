@@ -25,7 +25,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from pipeline.errors import OutputError
@@ -102,7 +101,7 @@ def list_shards(output: str, kinds: Sequence[str] = (DETECTIONS, DEAD_LETTERS)) 
 
 def _listed(output: str, kinds: Sequence[str]) -> Iterator[Shard]:
     for kind in kinds:
-        shards = (shard_of_name(file.path, file.size_bytes) for file in files_of(f"{output}/{kind}"))
+        shards = (shard_of_name(file.path, file.size_bytes) for file in files_of(f"{output}/{kind}", "*.parquet"))
         yield from (shard for shard in shards if shard and is_own_file(shard.path))
 
 
@@ -228,6 +227,8 @@ def contains(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def _keys_in(shard: Shard, version: RowVersion, prefixes: Sequence[str]) -> Iterator[np.ndarray]:
+    import pyarrow.dataset as ds  # it imports pandas
+
     wanted = {"model": version.model, "version": version.version, "settings": version.settings_of(shard.kind)}
     is_done = functools.reduce(operator.and_, (ds.field(name) == value for name, value in wanted.items()))
     if shard.kind == DEAD_LETTERS:

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.errors import OutputError
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, dead_letter_row, detection_row, row_bytes
+from pipeline.results.completion import row_key
 from pipeline.results.rows import dead_letters_table, detections_table, json_rows
 from pipeline.results.shards import (
     COMPACTED,
@@ -58,7 +59,7 @@ def test_rows_are_read_back_as_they_were_whatever_they_are_called(output):
     assert rows_in(output, "dead_letters") == sorted(map(dead_letter_row, letters), key=row_bytes)
     (shard,) = list_shards(output, ("detections",))
     (batch,) = read_batches(shard, ["key", "uri", "generation", "made_at"])
-    assert batch["key"].to_pylist() == [VERSION.key(each.ref.uri, "17") for each in images]
+    assert batch["key"].to_pylist() == [row_key(each.ref.uri, "17", *VERSION[:3]) for each in images]
     assert batch["made_at"][0].as_py().timestamp() == 1.5
 
 
@@ -101,7 +102,7 @@ def test_a_damaged_shard_costs_a_line_and_not_the_job(tmp_path, capsys):
     for number, damage in enumerate((b"", b"PAR1", content[:-20], content[:30] + b"\0" * 50 + content[80:])):
         Path(good.replace(good[-40:-8], f"{number:032x}")).write_bytes(damage)
     os.symlink(good, good.replace(good[-40:-8], f"{9:032x}"))
-    assert VERSION.key("a.jpg", "1") in done_keys(f"{tmp_path}", VERSION)
+    assert row_key("a.jpg", "1", *VERSION[:3]) in done_keys(f"{tmp_path}", VERSION)
     said = capsys.readouterr().err.splitlines()
     assert [line.partition(" cannot be read")[0][-40:-8] for line in said] == [f"{number:032x}" for number in range(4)]
 
@@ -115,4 +116,4 @@ def test_dead_letters_without_an_image_stay_apart_unless_they_are_equal(tmp_path
 def test_a_detection_and_a_dead_letter_of_one_image_have_one_key():
     (letter,) = dead_letters_table([failed("a.jpg")], VERSION, "run", 1.0)["key"].to_pylist()
     (row,) = detections_table([detected("a.jpg")], VERSION, "run", 1.0)["key"].to_pylist()
-    assert letter == row == VERSION.key("a.jpg", "1")
+    assert letter == row == row_key("a.jpg", "1", *VERSION[:3])
