@@ -22,7 +22,7 @@ setup(
     packages=[*find_packages(include=["pipeline", "pipeline.*", "models", "models.*"]), "pipeline.configs"],
     package_dir={"pipeline.configs": "configs"},  # beside the code in a checkout, inside it where it is installed
     package_data={
-        "models": ["digits/*.md", "digits/samples/*", "digits/1/*", "digits/1/*/*"],
+        "models": ["digits/*.md", "digits/samples/*", "digits/1/*", "digits/1/assets.extra/*", "digits/1/variables/*"],
         "pipeline.configs": ["*.yaml"],
         "pipeline.report": ["*.css", "*.html"],
     },
