@@ -24,6 +24,7 @@ from pipeline.records import (
 MAX_MESSAGE_BYTES = 9_500_000  # Pub/Sub takes 10 MB a message, with its attributes
 _MAX_ATTRIBUTE_BYTES = 1024
 _MAX_EXPLANATION = 10_000  # characters of a dead letter's explanation where the message is too large
+_LEFT_OUT = "left out, too large"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,7 +59,10 @@ def detection_id(ref: ImageRef, model_name: str, model_version: str) -> str:
 
 
 def detection_message(image: DetectedImage, now: float) -> OutgoingMessage:
-    """The message for one image: its row as JSON, and attributes for routing. `max_detections` bounds its size.
+    """The message for one image: its row as JSON, and attributes for routing.
+
+    If the row is too large for Pub/Sub, the detections are left out. `detections_left_out` in the row counts them, and the
+    attribute `detections` is set. The archive has the whole row.
 
     Args:
       image: The image with its detections.
@@ -71,7 +75,12 @@ def detection_message(image: DetectedImage, now: float) -> OutgoingMessage:
         "model_version": image.model_version,
         **_ref_attributes(image.ref, now),
     }
-    return OutgoingMessage(row_bytes(detection_row(image)), _fit(attributes))
+    fields = detection_row(image)
+    data = row_bytes(fields)
+    if len(data) > MAX_MESSAGE_BYTES:
+        data = row_bytes({**fields, "detections": [], "detections_left_out": len(image.detections)})
+        attributes["detections"] = _LEFT_OUT
+    return OutgoingMessage(data, _fit(attributes))
 
 
 def dead_letter_message(letter: DeadLetter, now: float) -> OutgoingMessage:
@@ -83,7 +92,7 @@ def dead_letter_message(letter: DeadLetter, now: float) -> OutgoingMessage:
     if len(data) > MAX_MESSAGE_BYTES:
         short = dataclasses.replace(letter, payload=b"", message=letter.message[:_MAX_EXPLANATION])
         data = row_bytes(dead_letter_row(short))
-        attributes["payload"] = "left out, too large"
+        attributes["payload"] = _LEFT_OUT
     return OutgoingMessage(data, _fit(attributes))
 
 

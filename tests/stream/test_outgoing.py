@@ -76,6 +76,20 @@ def test_a_dead_letter_says_which_version_of_the_model_failed():
     assert not {"model_name", "model_version"} & none.keys()
 
 
+def test_of_a_row_that_pubsub_would_refuse_the_detections_are_left_out():
+    many = 60_000
+    boxes = np.zeros((many, 4), np.float32)
+    found = Detections(boxes, np.zeros(many, np.int32), np.ones(many, np.float32), ("x" * 100,) * many)
+    message = detection_message(DetectedImage(ImageRef("gs://b/a.jpg", "17"), 640, 480, "yolov4", "3", found), 0.0)
+    assert json.loads(message.data) == {
+        "image": {"uri": "gs://b/a.jpg", "generation": "17", "width": 640, "height": 480},
+        "model": {"name": "yolov4", "version": "3"},
+        "detections": [],
+        "detections_left_out": many,
+    }
+    assert message.attributes["detections"] == "left out, too large"
+
+
 def outcome(uri, failed=False):
     return Outcome(json.dumps({"image": {"uri": uri}}).encode(), failed)
 
