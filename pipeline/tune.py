@@ -24,6 +24,7 @@ import itertools
 import math
 import multiprocessing
 import os
+import signal
 import statistics
 import sys
 import time
@@ -172,6 +173,8 @@ class Trial:
         return self
 
     def __exit__(self, *_error: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid or 0, signal.SIGKILL)
         self._process.kill()
         self._process.join()
         self._connection.close()
@@ -203,6 +206,7 @@ class Trial:
 
 def _serve(connection: Connection, configs: Sequence[str], settings: Settings, photos: Sequence[str]) -> None:
     """Runs in the process of a trial: answers with the rows of the photos, then with a rate for each number of seconds."""
+    os.setsid()  # Ctrl-C is for the command, which then ends this process with its converters
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1), os.dup2(nothing, 2)  # TensorFlow prints
     try:
