@@ -7,6 +7,7 @@ C++, and pycocotools needs minutes for them. https://cocodataset.org/#detection-
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import numpy.typing as npt
@@ -99,11 +100,8 @@ class Matches:
 
     def _curve(self, area: int, t: int, weight: Floats, needed: Floats) -> tuple[Floats, Floats]:
         """Precision at `RECALLS` `(classes, 101)` and objects found `(classes,)`; between two hits precision only falls."""
-        at = np.flatnonzero(self.hit[area, t])
-        classes = self.detections.classes[at]
-        firsts = np.searchsorted(self.detections.classes, np.arange(self.n_classes + 1))  # where each class begins
-        starts = np.searchsorted(at, firsts)
-        total = np.concatenate([[0.0], np.cumsum(weight * ~self.ignored[area, t])])
+        at, classes, starts, firsts, all_count = self._hits(area, t)
+        total = np.concatenate([[0.0], np.cumsum(weight if all_count else weight * ~self.ignored[area, t])])
         hits = np.concatenate([[0.0], np.cumsum(weight[at])])
         before = hits[starts[:-1]]
         precision = (hits[1:] - before[classes]) / (total[at + 1] - total[firsts[classes]] + _EPSILON)
@@ -113,6 +111,13 @@ class Matches:
         reached = place < starts[1:, None]
         highest = np.append(highest, 0.0)
         return np.where(reached, highest[np.where(reached, place, -1)], 0.0), hits[starts[1:]] - before
+
+    @functools.lru_cache(maxsize=64)  # noqa: B019  a measurement has two of these objects at most
+    def _hits(self, area: int, t: int) -> tuple[Ints, Ints, Ints, Ints, bool]:
+        """What does not depend on the weights: places and classes of the hits, and where each class begins."""
+        at = np.flatnonzero(self.hit[area, t])
+        firsts = np.searchsorted(self.detections.classes, np.arange(self.n_classes + 1))
+        return at, self.detections.classes[at], np.searchsorted(at, firsts), firsts, not self.ignored[area, t].any()
 
 
 def best_labels(detections: Boxes) -> Boxes:

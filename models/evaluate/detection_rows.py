@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from models.geometry import boxes_to_xyxy
 from models.image_uris import archive_member
 from models.progress import shown
 
@@ -198,7 +199,7 @@ def _from_coco_results(path: Path) -> Iterator[ImageRow]:
                 image_id=None if image else image_id,
                 width=int(image.get("width") or 0),
                 height=int(image.get("height") or 0),
-                boxes_xyxy=np.concatenate([boxes_xywh[:, :2], boxes_xywh[:, :2] + boxes_xywh[:, 2:]], axis=1),
+                boxes_xyxy=boxes_to_xyxy(boxes_xywh, "xywh"),
                 scores=_finite([one["score"] for one in found]),
                 class_names=tuple(names.get(one["category_id"], "") for one in found),
                 class_ids=tuple(int(one["category_id"]) for one in found),

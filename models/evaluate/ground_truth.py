@@ -14,6 +14,7 @@ import yaml
 from models.class_names import read_class_names
 from models.evaluate.coco_matching import Boxes, Ints
 from models.evaluate.detection_rows import RowsError, read_json
+from models.geometry import boxes_to_xyxy
 from models.progress import shown
 
 TruthSource = str | os.PathLike[str] | Mapping[str, Any]
@@ -125,7 +126,7 @@ def _boxes(
     return Boxes(
         images=np.array(images, np.int64),
         classes=np.array(classes, np.int64),
-        xyxy=np.concatenate([xywh[:, :2], xywh[:, :2] + xywh[:, 2:]], axis=1),
+        xyxy=boxes_to_xyxy(xywh, "xywh"),
         scores=np.ones(len(xywh)),
         areas=np.where(np.isnan(given), xywh[:, 2] * xywh[:, 3], given),
         crowd=np.array(crowd, bool),

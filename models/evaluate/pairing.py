@@ -70,11 +70,12 @@ def pair(rows: Sequence[ImageRow], labels: Labels, match: Match) -> Pairing:
     classes, classes_by = _pair_ids(found, labels) if has_ids else _pair_classes(found, labels)
     ignored = collections.Counter[str]()
     for (name, number), times in found.items():
-        ignored[name or str(number)] += times if (name, number) not in classes else 0
+        if (name, number) not in classes:
+            ignored[name or str(number)] += times
     sizes_wh = np.array([(row.width, row.height) for row in paired.values()])
     theirs = labels.sizes_wh[list(paired)]
     mismatches = int(((sizes_wh != theirs).any(axis=1) & (sizes_wh[:, 0] > 0) & (theirs[:, 0] > 0)).sum())
-    return Pairing(_in_pixels(labels, paired), paired, unlabelled, classes, classes_by, +ignored, mismatches)
+    return Pairing(_in_pixels(labels, paired), paired, unlabelled, classes, classes_by, ignored, mismatches)
 
 
 def _pair_images(rows: Sequence[ImageRow], labels: Labels, match: Match) -> tuple[dict[int, ImageRow], list[ImageRow]]:
