@@ -6,7 +6,7 @@
 The files `detections.json` and `ground_truth.json` are FiftyOneImageDetectionDatasets, whose images are absolute paths:
 https://docs.voxel51.com/user_guide/import_datasets.html#fiftyoneimagedetectiondataset
 
-Exit code 0: done; 2: a wrong command, or labels or rows that cannot be used.
+Exit code 0: done; 2: a wrong command, or labels or rows that cannot be used; 130: stopped.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from pipeline.results.layout import DEAD_LETTERS
 from pipeline.results.rows import json_rows
 from pipeline.results.shards import list_shards, read_batches, skipping_damaged
 
-MOST_VALUES = 200_000  # in a message's JSON; each takes at most 240 bytes of memory
+_MOST_VALUES = 200_000  # in a message's JSON; each takes at most 240 bytes of memory
 _ROWS_AT_ONCE = 64  # each may carry a message of 10 MB
 
 
@@ -132,22 +132,22 @@ def is_dead_letter(row: Any) -> bool:
     return isinstance(stage, str) and isinstance(reason, str) and reason in REASONS.get(stage, ())
 
 
-def load_json(data: bytes, max_values: int = MOST_VALUES) -> Any:
+def load_json(data: bytes) -> Any:
     """Parses JSON of a bounded number of values.
 
     Raises:
       ImageError: The data has more values, or is no JSON.
     """
     values = 1 + sum(map(data.count, (b",", b"[", b"{")))  # at least as many as it has: each begins behind one of these
-    if values > max_values:
-        raise ImageError("message", "too_many_images", f"expected JSON of at most {max_values} values, got up to {values}")
+    if values > _MOST_VALUES:
+        raise ImageError("message", "too_many_images", f"expected JSON of at most {_MOST_VALUES} values, got up to {values}")
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as err:
         raise ImageError("message", "bad_json", f"the JSON cannot be parsed: {str(err)[:200]}") from err
 
 
-def original_message(data: bytes, max_values: int = MOST_VALUES) -> bytes:
+def original_message(data: bytes) -> bytes:
     """The refused message in a dead letter, also through several layers; any other message itself.
 
     Raises:
@@ -155,7 +155,7 @@ def original_message(data: bytes, max_values: int = MOST_VALUES) -> bytes:
     """
     while b'"payload_base64"' in data and data.lstrip()[:1] == b"{":
         try:
-            row = load_json(data, max_values)
+            row = load_json(data)
         except ImageError:
             return data
         if not is_dead_letter(row) or _uri(row).startswith(INLINE):

@@ -116,7 +116,8 @@ class WorkerStats(_Lines):
 
     def line(self, seconds: float) -> str:
         """What happened since the last line, on one line; `seconds` is how long that is."""
-        return self._next_line(self.now(), seconds) if self._reports.now() else "waiting for workers"
+        workers = self._reports.now()
+        return self._next_line(self._merged(workers), seconds) if workers else "waiting for workers"
 
     def now(self) -> JobStats:
         """The statistics of the latest reports."""

@@ -32,7 +32,7 @@ from pipeline.extra_fields import extra_columns, extra_text
 from pipeline.failures import ImageError
 from pipeline.image_formats import format_by_start
 from pipeline.read.allowed import MAX_URI, is_allowed
-from pipeline.read.dead_letter_replay import MOST_VALUES, Replayed, image_entry, is_dead_letter, load_json, original_message
+from pipeline.read.dead_letter_replay import Replayed, image_entry, is_dead_letter, load_json, original_message
 from pipeline.read.names import full_name
 from pipeline.records import INLINE, DeadLetter, EncodedImage, ImageRef, row_bytes
 from pipeline.secrets import public_address, with_public_addresses
@@ -43,7 +43,6 @@ _BUCKET = re.compile(r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SCHEME = re.compile(rb"\s*(/|[A-Za-z][A-Za-z0-9+.-]*://)[^\r\n]*\s*")
 _KNOWN = frozenset({"uri", "bytes", "content", "name", "generation", "request_id", "images"})
-_VALUES_PER_IMAGE = 100  # JSON values: three times what `extra` keeps of an image
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,11 +76,6 @@ class MessageLimits:
     max_images: int = 1000
     max_bytes: int = 20_000_000
 
-    @property
-    def max_values(self) -> int:
-        """Most values in a message's JSON."""
-        return max(MOST_VALUES, _VALUES_PER_IMAGE * self.max_images)
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Request:
@@ -114,8 +108,8 @@ def parse_message(message: Message, limits: MessageLimits) -> Request:
         return Request(message.message_id, request_id, skipped=True)
     try:
         with _refusing():
-            message = dataclasses.replace(message, data=original_message(message.data, limits.max_values))
-            content = _recognised(message, limits.max_values)
+            message = dataclasses.replace(message, data=original_message(message.data))
+            content = _recognised(message)
             request_id = content.request_id or request_id
             if not isinstance(content.images, list):
                 raise _bad_request("a list in 'images'", content.images)
@@ -175,7 +169,7 @@ def _is_notification(message: Message) -> bool:
     return "eventType" in message.attributes and "objectId" in message.attributes
 
 
-def _recognised(message: Message, max_values: int = MOST_VALUES) -> _Content:
+def _recognised(message: Message) -> _Content:
     attributes, data = message.attributes, message.data
     if _is_notification(message):
         bucket = attributes.get("bucketId", "")
@@ -187,7 +181,7 @@ def _recognised(message: Message, max_values: int = MOST_VALUES) -> _Content:
     if content_type.lower().startswith("image/") or format_by_start(data):
         return _Content([{"content": data, "name": attributes.get("name", "")}])
     if data.lstrip()[:1] in (b"{", b"[", b'"'):
-        return _content_of_json(load_json(data, max_values))
+        return _content_of_json(load_json(data))
     if len(data) <= 2 * MAX_URI and _SCHEME.fullmatch(data):
         return _Content([data.decode("utf-8", "replace").strip()])
     raise ImageError(
