@@ -35,5 +35,8 @@ def test_a_job_does_the_images_of_its_days_also_over_a_quiet_one_and_its_dry_run
     assert sorted(row["image"]["uri"] for row in rows_of(out)) == [f"{raw}/{day}/cam 1/a.png" for day in DAYS[1:3]]
     assert json.loads((out / "summary.json").read_text())["config"]["dates"] == dates
     assert run.main([*places, "--dates", "2026-11-02"]) == 2
-    assert "no file matches; check the path" in capsys.readouterr().err
+    assert run.main([*places, "--dates", "2026-11-05..2026-11-09"]) == 2
+    one, several = capsys.readouterr().err.splitlines()[-2:]
+    assert one.startswith(f"error: input {raw}/{{date:%Y/%m/%d}}/**: no file matches; ")
+    assert several.startswith(f"error: input {raw}/{{date:%Y/%m/%d}}/**: no file matches on any of 5 days; ")
     assert run.main([*places, "--dates", "2026-11-02", "--allow-empty"]) == 0

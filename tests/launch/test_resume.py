@@ -19,12 +19,8 @@ MOMENTS = {
     "while the listing is joined": (f"{READ}:_DropDoubles.process", 2, "before", 0),
     "before the first shard is written": (f"{WRITE}:write_shard", 1, "before", 0),
     "when the view is written and its shard is not": (f"{SHARDS}:parquet_bytes", 3, "before", 2),
-    "when a shard is written and has no name yet": (
-        "pipeline.storage.files:move_files",
-        7,
-        "before",
-        2,
-    ),  # 1: the run's; 2: a view
+    # of the calls one is of the run's file, and each shard has a view before it
+    "when a shard is written and has no name yet": ("pipeline.storage.files:move_files", 7, "before", 2),
     "when the shard has its name": (f"{WRITE}:write_shard", 3, "after", 3),
     "when all rows are there": (f"{BATCH}:read_stats", 1, "before", 7),
     "between report and summary": (f"{FINALIZE}:write_file", 2, "before", 7),
@@ -92,3 +88,9 @@ def test_the_same_on_cloud_storage_at_one_moment_after_the_other(arguments, undi
 
     ends_with_the_rows_of_one_that_was_not(moments, output, arguments, undisturbed, tmp_path, unlock)
     assert len(list_shards(output)) == IMAGES + 1
+
+
+@pytest.mark.matrix
+def test_killed_three_times_in_a_row(arguments, undisturbed, tmp_path):
+    moment = MOMENTS["when a shard is written and has no name yet"]
+    ends_with_the_rows_of_one_that_was_not([moment] * 3, f"{tmp_path}/out", arguments, undisturbed, tmp_path)

@@ -250,6 +250,11 @@ def test_detections_are_matched_one_to_one(ours, theirs, matched, agreement):
     assert compare([row("a.jpg", *theirs)], [row("a.jpg", *ours)])["matched"] == matched
 
 
+def test_the_iou_threshold_decides_what_is_a_pair():
+    ours, theirs = [row("a.jpg", found(box=(0, 0, 10, 10)))], [row("a.jpg", found(box=(0, 0, 10, 8)))]
+    assert [compare(ours, theirs, iou_threshold=t)["matched"] for t in (0.5, 0.8, 0.81)] == [1, 1, 0]
+
+
 def test_images_that_one_output_lacks_count_against_agreement():
     result = compare([row("a.jpg", found()), row("b.jpg", found())], [row("a.jpg", found()), row("c.jpg")])
     assert (result["images"], result["images_only_in_detections"], result["images_only_in_reference"]) == (1, 1, 1)

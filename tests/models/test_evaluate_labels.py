@@ -1,6 +1,7 @@
 """Labels of other tools: each form gives the ground truth that the same boxes have as COCO annotations."""
 
 import json
+import re
 import sys
 import zipfile
 
@@ -9,6 +10,7 @@ import pytest
 from models.evaluate import FIGURES, evaluate
 from models.evaluate.detection_rows import RowsError
 from models.evaluate.ground_truth import read_truth
+from pipeline.evaluate import main
 from pipeline.write.write_labels import write_yolo as write_yolo_labels
 
 NAMES = ["cat", "dog", "potted plant"]
@@ -222,12 +224,18 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("files", "truth", "message"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_with_labels_is_named(tmp_path, files, truth, message):
-    (tmp_path / "labels").mkdir()
+def test_a_mistake_with_labels_is_told_in_one_line(tmp_path, capsys, files, truth, message):
     for name, text in files.items():
         write(tmp_path / "labels" / name, text)
-    with pytest.raises(RowsError, match=message):
-        evaluate(rows(), truth if "://" in truth else tmp_path / "labels" / truth)
+    (tmp_path / "labels").mkdir(exist_ok=True)
+    write(tmp_path / "rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows()))
+    place = truth if "://" in truth else str(tmp_path / "labels" / truth)
+    assert main(["--detections", str(tmp_path / "rows.jsonl"), "--ground-truth", place]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert re.search(message, printed.err), printed.err
 
 
 def test_sizes_are_needed_for_labels_that_are_shares(tmp_path):

@@ -171,7 +171,9 @@ def test_tfx_bsl_runs_it_on_encoded_images(colours_dir):
 
     def count(keyed_log):
         key, log = keyed_log
-        return key, int(tf.make_ndarray(log.predict_log.response.outputs["num_detections"])[0])
+        outputs = log.predict_log.response.outputs
+        assert set(outputs) == {"boxes", "scores", "classes", "num_detections"}
+        return key, int(tf.make_ndarray(outputs["num_detections"])[0])
 
     with beam.Pipeline(runner="FnApiRunner") as pipeline:
         keyed = beam.Create(list(zip("abcd", encoded, strict=True))).with_output_types(tuple[str, bytes])

@@ -179,6 +179,10 @@ def test_hostile_text_is_readable_and_no_tag_attribute_or_address_comes_from_it(
 )
 def test_only_uris_of_known_schemes_are_links(uri, address):
     assert link(uri) == address
+    page = Page(render({}, [sample(uri)]))
+    links = [value for tag, name, value in page.attributes if (tag, name) == ("a", "href") and not value.startswith("#")]
+    assert links == ([address] if address else [])
+    assert [value for tag, name, value in page.attributes if (tag, name) == ("a", "rel")] == ["noopener noreferrer"] * len(links)
 
 
 @settings(max_examples=40, deadline=None)
