@@ -16,7 +16,7 @@ import apache_beam as beam
 
 from pipeline.config import Config
 from pipeline.detect.detect_objects import DetectObjects
-from pipeline.detect.saved_model import name_and_version
+from pipeline.detect.load_model import name_and_version
 from pipeline.monitoring.watchdog import watch_worker
 from pipeline.read.dead_letter_replay import DeadLetterReplay
 from pipeline.read.done_rows import DoneRows

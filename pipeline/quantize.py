@@ -33,11 +33,11 @@ from models.export import check_output_dir, written_whole
 from models.progress import shown
 from pipeline.config import BUNDLED, DetectConfig, ModelConfig, load_config
 from pipeline.detect.load_detector import load_detector
+from pipeline.detect.load_model import local_copy
 from pipeline.detect.onnx_file import onnx_file
 from pipeline.detect.openvino_convert import HIDDEN, converted, read_description
 from pipeline.detect.openvino_engine import INT8
 from pipeline.detect.openvino_int8 import FIGURES, check_nncf, quantise
-from pipeline.detect.saved_model import local_copy
 from pipeline.detect.versions import locate
 from pipeline.errors import DONE, FAILED, WRONG, ConfigError, InputError, ModelError, UserError, run_command
 from pipeline.failures import ImageError

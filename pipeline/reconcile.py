@@ -36,7 +36,7 @@ import numpy as np
 from models.progress import shown
 from pipeline.config import Config, ReadConfig, load_config
 from pipeline.config.paths import local_path
-from pipeline.detect.saved_model import name_and_version
+from pipeline.detect.load_model import name_and_version
 from pipeline.errors import WRONG, ConfigError, run_command
 from pipeline.failures import FOR_GOOD
 from pipeline.read.containers import images_in

@@ -4,7 +4,7 @@ import tensorflow  # noqa: F401
 from apache_beam.runners.direct import direct_runner  # noqa: F401
 
 import pipeline.compact
-import pipeline.detect.saved_model
+import pipeline.detect.load_model
 import pipeline.launch.batch
 import pipeline.launch.in_memory
 import pipeline.report.page

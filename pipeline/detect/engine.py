@@ -7,7 +7,7 @@ with a function `open_model`, and a row in `ENGINES`; `--engine package.module:f
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -16,6 +16,10 @@ from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.config.setting import ENGINES
 from pipeline.errors import ModelError
+from pipeline.limits import available_cpus
+
+_CPU_BATCH_SIZES = (1, 2, 4)  # on a CPU larger batches gain nothing, and each image waits for the whole batch
+_GPU_BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 
 
 class OutOfMemory(Exception):  # noqa: N818  named like `StopIteration`
@@ -54,6 +58,44 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Frees memory and threads. No run may be under way, and none may follow."""
+
+
+class FunctionEngine:
+    """An `Engine` of a function.
+
+    Args:
+      run: Of `Engine`; raises its errors.
+      detect: Batch sizes and concurrent batches.
+      batch: Images of each run, of a model of a fixed batch; None for any number.
+      gpu: Whether it runs on a GPU.
+      sizes: Batch sizes, unless the settings have some; default: as the device is.
+      close: Frees what is not freed with the function.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[np.ndarray], Mapping[str, np.ndarray]],
+        detect: DetectConfig,
+        batch: int | None,
+        *,
+        gpu: bool = False,
+        sizes: Sequence[int] = (),
+        close: Callable[[], None] = lambda: None,
+    ):
+        self.run, self._close = run, close
+        by_default = tuple(sizes) or (_GPU_BATCH_SIZES if gpu else _CPU_BATCH_SIZES)
+        self.batch_sizes: tuple[int, ...] = (batch,) if batch else detect.batch_sizes or by_default
+        self.concurrent_batches = concurrent_batches_of(detect, gpu)
+
+    def close(self) -> None:
+        """Frees the function; no run may be under way."""
+        self._close()
+        del self.run
+
+
+def concurrent_batches_of(detect: DetectConfig, gpu: bool) -> int:
+    """Concurrent batches: as set, else two on a GPU (one computes, one is fed), and one more than cores on a CPU, up to four."""
+    return detect.concurrent_batches or (2 if gpu else min(4, available_cpus() + 1))
 
 
 class OpenedModel(NamedTuple):

@@ -6,22 +6,51 @@ import contextlib
 import dataclasses
 import glob
 import importlib.util
+import os
+import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
 
-from models.metadata import DetectorMetadata
+from models.metadata import METADATA_PATH, DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect import tensorflow_setup
 from pipeline.detect.batcher import Batcher
+from pipeline.detect.describe_model import name_of_model, own_metadata
 from pipeline.detect.engine import ModelFailed, OpenedModel, OpenModel, OutOfMemory, opener_of
 from pipeline.detect.golden import GoldenImage, read_golden
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.onnx_file import onnx_file
 from pipeline.detect.process_memory import trim_memory
-from pipeline.detect.remote_engine import check_engine
-from pipeline.detect.saved_model import described_signature, local_copy
-from pipeline.detect.versions import files_of, is_remote, resolve_versions
+from pipeline.detect.remote_engine import RemoteServer, check_engine
+from pipeline.detect.tensorflow_engine import described_signature
+from pipeline.detect.versions import ONNX_MODEL, files_of, incomplete_versions, is_remote, locate, resolve_versions
 from pipeline.errors import ModelError
 from pipeline.limits import NVIDIA_DEVICES
+from pipeline.storage.globs import escape_glob
+
+
+def name_and_version(model: ModelConfig, engine: str = "tensorflow") -> tuple[str, str]:
+    """Name and version that rows will have, without loading the model.
+
+    Args:
+      model: The model.
+      engine: What runs it; a model server is asked.
+
+    Raises:
+      ModelError: The model is missing or malformed.
+    """
+    if is_remote(model.path):
+        check_engine(model, engine)
+        return name_of_model(model, None, model.path), RemoteServer(model, engine).version
+    folder, version = locate(model.path, model.model_version)
+    for newer in () if model.model_version else incomplete_versions(model.path, newer_than=version):
+        missing = f"version {newer.name} is incomplete (missing {newer.missing}) and ignored for now"
+        print(f"model {model.path}: {missing}", file=sys.stderr)
+    if folder.endswith(".onnx"):
+        return name_of_model(model, None, folder), version
+    with local_copy(folder, METADATA_PATH) as local:
+        return name_of_model(model, own_metadata(local, folder), folder), version
 
 
 def load(model: ModelConfig, detect: DetectConfig, *, beside: bool = False) -> LoadedModel:
@@ -113,3 +142,26 @@ def _warm(
         raise
     trim_memory()
     return LoadedModel(opened.metadata, version, batcher, opened.warmup_requests, golden, notes=notes)
+
+
+@contextlib.contextmanager
+def local_copy(folder: str, files: str = "**") -> Iterator[str]:
+    """The SavedModel, or some of its files, as a local folder: a temporary copy if it is on object storage."""
+    if "://" not in folder:
+        yield folder
+        return
+    from apache_beam.io.filesystems import FileSystems
+
+    is_file = folder.endswith(".onnx")
+    copy = tempfile.mkdtemp(prefix="model-")
+    try:
+        for entry in FileSystems.match([escape_glob(folder) + ("" if is_file else f"/{files}")])[0].metadata_list:
+            target = os.path.join(copy, ONNX_MODEL if is_file else entry.path[len(folder) :].lstrip("/"))
+            if entry.path.endswith("/"):
+                continue
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            with FileSystems.open(entry.path, compression_type="uncompressed") as source, open(target, "wb") as sink:
+                shutil.copyfileobj(source, sink, 1 << 22)
+        yield copy
+    finally:
+        shutil.rmtree(copy, ignore_errors=True)

@@ -6,13 +6,14 @@ import glob
 import importlib.util
 from typing import Any
 
+import numpy as np
+
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect.engine import ModelFailed, OpenedModel, OutOfMemory
-from pipeline.detect.model_arrays import split_metadata
+from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel, OutOfMemory, concurrent_batches_of
+from pipeline.detect.model_arrays import feed_of, split_metadata, split_outputs
 from pipeline.detect.onnx_file import describe_onnx, onnx_file
 from pipeline.detect.process_memory import cap_malloc_arenas
-from pipeline.detect.signature import Arrays, Signature, SignatureEngine, Tensor, channels_last
-from pipeline.detect.tensorflow_setup import concurrent_batches_of
+from pipeline.detect.signature import Arrays, Signature, Tensor, channels_last
 from pipeline.detect.versions import first_line
 from pipeline.errors import ModelError
 from pipeline.limits import NVIDIA_DEVICES, available_cpus
@@ -20,7 +21,6 @@ from pipeline.limits import NVIDIA_DEVICES, available_cpus
 _NO_MEMORY = ("bad_alloc", "allocate memory", "out of memory", "OUT_OF_MEMORY")  # in its messages
 _TYPES = {"float": "float32", "double": "float64"}  # of ONNX, where NumPy's name is another one
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-_CPU_BATCH_SIZES, _GPU_BATCH_SIZES = (1, 2, 4), (1, 2, 4, 8, 16, 32)
 
 
 def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig) -> OpenedModel:
@@ -55,15 +55,12 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     inputs, outputs = ({one.name: _tensor(one) for one in ones} for ones in (session.get_inputs(), session.get_outputs()))
     signature, _ = channels_last(Signature(inputs, outputs, run))
     metadata = describe_onnx(signature, local, folder, model, detect, properties=session.get_modelmeta().custom_metadata_map)
-    gpu = session.get_providers()[0] != _CPU
     batch = signature.batch_of(metadata)
-    engine = SignatureEngine(
-        signature,
-        metadata,
-        detect,
-        batch_sizes=(batch,) if batch else detect.batch_sizes or (_GPU_BATCH_SIZES if gpu else _CPU_BATCH_SIZES),
-        concurrent_batches=concurrent_batches_of(detect, gpu),
-    )
+
+    def run_batch(pixels: np.ndarray) -> Arrays:
+        return split_outputs(signature.run(feed_of(pixels, metadata, detect)), metadata)
+
+    engine = FunctionEngine(run_batch, detect, batch, gpu=session.get_providers()[0] != _CPU)
     return OpenedModel(engine, split_metadata(metadata), batch, described=metadata)
 
 

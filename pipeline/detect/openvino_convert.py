@@ -30,7 +30,7 @@ from pipeline.detect.warmup_requests import keep_requests, read_requests
 from pipeline.errors import ModelError
 
 if TYPE_CHECKING:
-    from pipeline.detect.saved_model import FrozenModel
+    from pipeline.detect.tensorflow_engine import FrozenModel
 
 NETWORK = "model.xml"
 HIDDEN = ".openvino"  # folder in a version
@@ -139,7 +139,7 @@ def convert(local: str, folder: str, model: ModelConfig, network: str) -> None:
     Raises:
       ModelError: TensorFlow cannot load the model, or OpenVINO cannot convert it.
     """
-    from pipeline.detect.saved_model import frozen_model
+    from pipeline.detect.tensorflow_engine import frozen_model
 
     frozen = frozen_model(local, folder, model, DetectConfig(device="cpu", engine="openvino"), suppressed=False)
     metadata, batch = frozen.metadata, frozen.batch or 1

@@ -15,11 +15,10 @@ import numpy as np
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.describe_model import describe
-from pipeline.detect.engine import ModelFailed, OpenedModel
-from pipeline.detect.model_arrays import split_metadata
+from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel
+from pipeline.detect.model_arrays import feed_of, split_metadata, split_outputs
 from pipeline.detect.server_protocols import PROTOCOLS
-from pipeline.detect.signature import Arrays, Signature, SignatureEngine, channels_last
-from pipeline.detect.tensorflow_setup import concurrent_batches_of
+from pipeline.detect.signature import Arrays, Signature, channels_last
 from pipeline.detect.versions import first_line, is_remote
 from pipeline.errors import ModelError
 from pipeline.results.cancellation import stopped
@@ -216,30 +215,26 @@ def _opened(server: RemoteServer, folder: str, model: ModelConfig, detect: Detec
     used = {metadata.boxes_output, metadata.scores_output, metadata.classes_output, metadata.count_output}
     wanted = [name for name in wanted if name in used]
     batch = signature.batch_of(metadata)
-    engine = SignatureEngine(
-        signature,
-        metadata,
-        detect,
-        batch_sizes=(batch,) if batch else detect.batch_sizes or _BATCH_SIZES,
-        concurrent_batches=concurrent_batches_of(detect, gpu=False),
-        close=server.close,
-    )
+
+    def run_batch(pixels: np.ndarray) -> Arrays:
+        return split_outputs(signature.run(feed_of(pixels, metadata, detect)), metadata)
+
+    engine = FunctionEngine(run_batch, detect, batch, sizes=_BATCH_SIZES, close=server.close)
     engine.batch_sizes = _accepted(engine, metadata)
     server.loaded()
     return OpenedModel(engine, split_metadata(metadata), batch, version=server.version)
 
 
-def _accepted(engine: SignatureEngine, metadata: DetectorMetadata) -> tuple[int, ...]:
+def _accepted(engine: FunctionEngine, metadata: DetectorMetadata) -> tuple[int, ...]:
     """The batch sizes up to the largest one that the server accepts; raises ModelFailed if it accepts none."""
-    sizes: Sequence[int] = engine.batch_sizes
-    for count in range(len(sizes), 0, -1):
+    for count, size in reversed([*enumerate(engine.batch_sizes, 1)]):
         try:
-            engine.run(np.zeros((sizes[count - 1], *metadata.input_hw, 3), np.uint8))
+            engine.run(np.zeros((size, *metadata.input_hw, 3), np.uint8))
         except ModelFailed:
             if count == 1:
                 raise
         else:
-            return tuple(sizes[:count])
+            return engine.batch_sizes[:count]
     raise AssertionError
 
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from models.metadata import DetectorMetadata
-from pipeline.config import DetectConfig
-from pipeline.detect.model_arrays import feed_of, split_outputs
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -60,41 +58,6 @@ class Signature:
     def batch_of(self, metadata: DetectorMetadata) -> int | None:
         """Images of each call, of a model of a fixed batch; None for any number. Images of different sizes make no batch."""
         return (self.inputs[metadata.input_name].shape or (None,))[0] or (1 if metadata.resize == "none" else None)
-
-
-class SignatureEngine:
-    """Calls a model with NumPy arrays; an `Engine`.
-
-    Args:
-      signature: Calls it; raises `OutOfMemory` or `ModelFailed`.
-      metadata: What it expects and returns.
-      detect: Thresholds.
-      batch_sizes: Allowed batch sizes, ascending.
-      concurrent_batches: Concurrent batches.
-      close: Frees what it takes.
-    """
-
-    def __init__(
-        self,
-        signature: Signature,
-        metadata: DetectorMetadata,
-        detect: DetectConfig,
-        *,
-        batch_sizes: tuple[int, ...],
-        concurrent_batches: int,
-        close: Callable[[], None] = lambda: None,
-    ):
-        self._signature, self._metadata, self._detect, self._close = signature, metadata, detect, close
-        self.batch_sizes, self.concurrent_batches = batch_sizes, concurrent_batches
-
-    def run(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
-        """Runs a batch; see `Engine`."""
-        return split_outputs(self._signature.run(feed_of(pixels, self._metadata, self._detect)), self._metadata)
-
-    def close(self) -> None:
-        """Frees memory and connections; no run may be under way."""
-        self._close()
-        del self._signature
 
 
 def channels_last(signature: Signature) -> tuple[Signature, frozenset[str]]:

@@ -1,18 +1,32 @@
-"""Sets TensorFlow's threads, device and memory in this process. The settings of the first model hold for the process's life."""
+"""TensorFlow in this process: import, threads, device, memory. The settings of the first model hold for the life of the process.
+
+All private functions of TensorFlow that this project calls are here, each with the reason why no public one does. Checked with
+TensorFlow 2.20 and 2.21. `tests/detect/test_tensorflow_setup.py` has a test for each; after an upgrade the test of the broken one
+fails by name. docs/design.md has their gains.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import functools
+import importlib.util
+import itertools
+import os
 import subprocess
 import sys
-from typing import Any
+import tempfile
+from typing import Any, BinaryIO
 
 from models.quiet import gc_paused, quiet_stderr
 from pipeline.config import DetectConfig
+from pipeline.detect.engine import concurrent_batches_of
 from pipeline.detect.process_memory import cap_malloc_arenas, freeze_gc
-from pipeline.detect.share_gpus import take_gpu
-from pipeline.detect.tensorflow_internals import import_without_keras
 from pipeline.errors import ModelError
 from pipeline.limits import available_cpus, resident_bytes
+
+_MOST_ON_GPU = 64  # processes
+_held: list[BinaryIO] = []  # locks of a GPU, for as long as this process lives
 
 
 def configure_tensorflow(detect: DetectConfig) -> Any:
@@ -28,11 +42,17 @@ def configure_tensorflow(detect: DetectConfig) -> Any:
     # of functions that are traced from now on
     tf.config.optimizer.set_experimental_options({"auto_mixed_precision_onednn_bfloat16": detect.precision == "bfloat16"})
     gpu = _chosen_gpu(detect.device, tf.config.list_physical_devices("GPU"))
-    try:
-        _use_gpu(gpu, detect.gpu_memory_mb)
-        _use_threads(detect, gpu is not None)
-    except RuntimeError:  # TensorFlow has started already
-        pass
+    with contextlib.suppress(RuntimeError):  # TensorFlow has started already
+        tf.config.set_visible_devices([] if gpu is None else [gpu], "GPU")
+        if gpu is not None and detect.gpu_memory_mb:
+            part = tf.config.LogicalDeviceConfiguration(memory_limit=detect.gpu_memory_mb)
+            tf.config.set_logical_device_configuration(gpu, [part])
+        elif gpu is not None:
+            tf.config.experimental.set_memory_growth(gpu, True)
+        concurrent_batches = concurrent_batches_of(detect, gpu is not None)
+        by_default = 0 if gpu is not None else max(1, available_cpus() // concurrent_batches)
+        tf.config.threading.set_intra_op_parallelism_threads(detect.intra_op_threads or by_default)
+        tf.config.threading.set_inter_op_parallelism_threads(0 if gpu is not None else concurrent_batches)
     return tf
 
 
@@ -67,11 +87,6 @@ def gpu_bytes(detect: DetectConfig) -> int | None:
         return None
 
 
-def concurrent_batches_of(detect: DetectConfig, gpu: bool) -> int:
-    """Concurrent batches: as set, else two on a GPU (one computes, one is fed), and one more than cores on a CPU, up to four."""
-    return detect.concurrent_batches or (2 if gpu else min(4, available_cpus() + 1))
-
-
 def _chosen_gpu(device: str, gpus: list[Any]) -> Any | None:
     """The GPU for `auto`, `cpu`, `gpu` or `gpu:<number>` (without a number one that few processes use); None for the CPU."""
     kind, _, number = device.partition(":")
@@ -85,22 +100,60 @@ def _chosen_gpu(device: str, gpus: list[Any]) -> Any | None:
     return gpus[index] if index < len(gpus) else None
 
 
-def _use_gpu(gpu: Any | None, memory_mb: int | None) -> None:
-    import tensorflow as tf
+@functools.cache
+def take_gpu(gpus: int) -> int:
+    """Picks this process's GPU, from 0: the one that the fewest others use; the same one each time.
 
-    tf.config.set_visible_devices([] if gpu is None else [gpu], "GPU")
-    if gpu is None:
-        return
-    if memory_mb:
-        tf.config.set_logical_device_configuration(gpu, [tf.config.LogicalDeviceConfiguration(memory_limit=memory_mb)])
-    else:
-        tf.config.experimental.set_memory_growth(gpu, True)
+    Runners do not assign GPUs to their processes. So each process locks a file in the machine's temporary folder; the system
+    frees the lock when the process ends.
+
+    Args:
+      gpus: How many the machine has.
+    """
+    if gpus <= 1:
+        return 0
+    folder = os.path.join(tempfile.gettempdir(), f"detection-gpus-{os.getuid()}")
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        for turn, number in itertools.product(range(_MOST_ON_GPU), range(gpus)):
+            lock = open(os.path.join(folder, f"{number}-{turn}"), "ab")  # noqa: SIM115  it stays open
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _held.append(lock)
+                return number
+            lock.close()
+    except OSError:  # the temporary folder does not support locks
+        pass
+    return 0
 
 
-def _use_threads(detect: DetectConfig, gpu: bool) -> None:
-    import tensorflow as tf
+def import_without_keras() -> Any:
+    """Imports TensorFlow without Keras, which `tf.keras` and `tensorflow.keras` import at their first use.
 
-    concurrent_batches = concurrent_batches_of(detect, gpu)
-    intra = detect.intra_op_threads or (0 if gpu else max(1, available_cpus() // concurrent_batches))
-    tf.config.threading.set_intra_op_parallelism_threads(intra)
-    tf.config.threading.set_inter_op_parallelism_threads(0 if gpu else concurrent_batches)
+    No public way: TensorFlow imports Keras at once, for those who load a SavedModel with an optimizer, and Keras imports
+    scikit-learn and Matplotlib where it finds them.
+    """
+    if {"tensorflow", "keras"} & sys.modules.keys():
+        import tensorflow as tf
+
+        return tf
+    keras = importlib.util.find_spec("keras")
+    sys.modules["keras"] = None  # type: ignore[assignment]  # so that its import fails
+    try:
+        import tensorflow as tf
+    finally:
+        del sys.modules["keras"]
+    there = [os.path.dirname(keras.origin)] if keras and keras.origin else []
+    ours = [folder for folder in tf.__path__ if folder]  # TensorFlow has put None where it looked for Keras
+    tf.__path__ = [f"{folder}/{part}" for folder in there for part in ("api/_v2", "_tf_keras")] + ours
+    return tf
+
+
+def freeze(function: Any) -> Any:
+    """Makes constants of a `ConcreteFunction`'s variables; TensorFlow folds only constants, and OpenVINO reads only them.
+
+    No public way: `tf.lite` converts to another format, and `tf.compat.v1.graph_util` needs a session with variables.
+    """
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    return convert_variables_to_constants_v2(function, lower_control_flow=False)

@@ -10,7 +10,7 @@ from pipeline import graph
 from pipeline.config import Config
 from pipeline.detect.detector import Detector
 from pipeline.detect.load_detector import shared_detector
-from pipeline.detect.saved_model import name_and_version
+from pipeline.detect.load_model import name_and_version
 from pipeline.launch.options import Job
 from pipeline.stats import progress
 

@@ -8,7 +8,7 @@ from models.geometry import iou_matrix
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.families import family_of
 from pipeline.detect.load_detector import load_detector
-from pipeline.detect.saved_model import described_signature
+from pipeline.detect.tensorflow_engine import described_signature
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef
 from tests.detect.test_mixed_batches import save_yolov4

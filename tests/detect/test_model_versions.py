@@ -19,11 +19,11 @@ from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.detector import Detector
 from pipeline.detect.load_detector import load_detector
+from pipeline.detect.load_model import name_and_version
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.model_watcher import ModelWatcher, incompatible
 from pipeline.detect.openvino_convert import converted
 from pipeline.detect.openvino_engine import INT8
-from pipeline.detect.saved_model import name_and_version
 from pipeline.detect.versions import files_of, is_watchable, locate, resolve_versions
 from pipeline.errors import ModelError
 from pipeline.records import DetectedImage, EncodedImage, ImageRef

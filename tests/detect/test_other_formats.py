@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from pipeline.config import ModelConfig
+from pipeline.detect.load_model import name_and_version
 from pipeline.detect.other_formats import what_it_is
-from pipeline.detect.saved_model import name_and_version
 from pipeline.detect.versions import locate
 from pipeline.errors import ModelError
 from tests.models.darknet_cases import HEAD, STEM, random_values, write_weights

@@ -11,8 +11,7 @@ from models.metadata import METADATA_PATH, DetectorMetadata, write_metadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.describe_model import describe
 from pipeline.detect.load_detector import load_detector
-from pipeline.detect.load_model import load
-from pipeline.detect.saved_model import name_and_version
+from pipeline.detect.load_model import load, name_and_version
 from pipeline.detect.signature import Signature, Tensor
 from pipeline.detect.versions import files_of, fingerprint, locate
 from pipeline.errors import ModelError

@@ -1,12 +1,18 @@
-"""What was asked is what TensorFlow has, also where no model is prepared yet: in a container, and on each worker of Dataflow."""
+"""TensorFlow has the device, memory and threads that were asked for, and its private functions do what this project needs.
+
+After an upgrade the test of a private function fails by its name.
+"""
 
 import json
 import os
+import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+from pipeline.detect.tensorflow_setup import freeze
 from tests.conftest import REPO
 
 # two GPUs that are not there: what TensorFlow is told of them is written down
@@ -70,3 +76,88 @@ def test_a_model_that_nobody_prepared_runs_as_asked(told, bright_model, model, s
     """On a GPU TensorFlow chooses how many operations run at once."""
     expected = {**of_gpus, "threads": [7, 0 if of_gpus["visible"] else 5]}
     assert told(START, bright_model if model == "bright" else model, **settings, **THREADS) == expected
+
+
+TAKE = """
+import sys
+from pipeline.detect.tensorflow_setup import take_gpu
+
+print(take_gpu(int(sys.argv[1])), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def process(tmp_path, request, monkeypatch):
+    """Starts a process that takes a GPU and keeps it; ends it where it is asked to."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+    def start(gpus: int) -> tuple[int, subprocess.Popen]:
+        command = [sys.executable, "-c", TAKE, str(gpus)]
+        started = subprocess.Popen(command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        request.addfinalizer(lambda: end(started))
+        return int(started.stdout.readline()), started
+
+    return start
+
+
+def end(process: subprocess.Popen) -> None:
+    process.kill()
+    process.communicate()
+
+
+def test_each_process_has_a_gpu_of_its_own_until_all_are_taken(process):
+    """Then the next ones share them evenly; one whose process was killed is free again."""
+    taken = [process(3) for _ in range(5)]
+    assert [number for number, _ in taken] == [0, 1, 2, 0, 1]
+    end(taken[2][1])
+    assert process(3)[0] == 2
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_without_a_choice_nothing_is_locked(gpus, process, tmp_path):
+    assert process(gpus)[0] == process(gpus)[0] == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_no_file_can_be_locked_the_first_is_taken(process, tmp_path):
+    """A file stands where the folder of locks would."""
+    (tmp_path / f"detection-gpus-{os.getuid()}").write_text("a file")
+    assert [process(2)[0] for _ in range(2)] == [0, 0]
+
+
+def test_freeze_makes_constants_of_variables():
+    """A frozen function knows its variables' values and captures none."""
+    import tensorflow as tf
+
+    weights = tf.Variable(np.arange(20_000, dtype=np.float32))
+    signature = [tf.TensorSpec((), tf.float32)]
+    frozen = freeze(tf.function(lambda x: tf.reduce_sum(weights) + x, signature).get_concrete_function())
+    weights.assign(tf.zeros_like(weights))
+    assert frozen(tf.constant(0.0))[0].numpy() == np.arange(20_000, dtype=np.float32).sum()
+    assert list(frozen.graph.captures) == []
+
+
+def test_no_other_module_of_the_pipeline_uses_private_parts_of_tensorflow():
+    """An upgrade breaks one module."""
+    private = re.compile(r"tensorflow\.python")
+    users = {path.name for path in (REPO / "pipeline").rglob("*.py") if private.search(path.read_text(encoding="utf-8"))}
+    assert users == {"tensorflow_setup.py"}
+
+
+IMPORTED = """
+import gc, sys
+from pipeline.config import DetectConfig
+from pipeline.detect.tensorflow_setup import configure_tensorflow
+tf = configure_tensorflow(DetectConfig())
+print("keras" in sys.modules, gc.isenabled())
+from tensorflow.keras import layers
+print(tf.keras.layers.Dense is layers.Dense, layers.Dense.__module__.partition(".")[0])
+"""
+
+
+@pytest.mark.slow
+def test_import_without_keras():
+    """A job imports no Keras; a user's own code may still do so, in both ways that TensorFlow offers."""
+    done = subprocess.run([sys.executable, "-c", IMPORTED], cwd=REPO, capture_output=True, text=True, timeout=580, check=False)
+    assert done.stdout.split() == ["False", "True", "True", "keras"], done.stderr
