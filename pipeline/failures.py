@@ -84,6 +84,9 @@ class ImageError(Exception):
         self.reason = reason
         self.generation = generation
 
+    def __reduce__(self) -> tuple[type[ImageError], tuple[str, ...]]:
+        return ImageError, (self.stage, self.reason, str(self), self.generation)
+
     def dead_letter(self, ref: ImageRef, payload: bytes = b"") -> DeadLetter:
         """The dead letter of this image."""
         known = dataclasses.replace(ref, generation=self.generation) if self.generation else ref

@@ -24,9 +24,10 @@ from apache_beam.ml.inference.base import ModelHandler, RunInference
 from apache_beam.utils.windowed_value import WindowedValue
 
 from pipeline.config import DetectConfig, ModelConfig, ReadConfig
-from pipeline.detect.detector import Detector, Image, Result
+from pipeline.detect.detector import Detector, Result
 from pipeline.detect.load_detector import shared_detector
 from pipeline.detect.loaded_model import LoadModel
+from pipeline.feed.work import Image
 from pipeline.limits import MEMORY
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage
 from pipeline.results.cancellation import steps_are_cancelled

@@ -25,17 +25,16 @@ from pipeline.detect.loaded_model import LoadedModel, ModelInUse
 from pipeline.failures import ImageError
 from pipeline.feed.feeder import FedChunk, Feeder
 from pipeline.feed.fit import ModelInput
-from pipeline.feed.work import Limits
+from pipeline.feed.work import Image, Limits
 from pipeline.limits import MEMORY, available_cpus
 from pipeline.read.fetch import RETRY_SECONDS
 from pipeline.read.read_image import GIVE_UP_SECONDS
-from pipeline.records import DeadLetter, DetectedImage, Detections, EncodedImage, ImageRef, Timing, identity_hash
+from pipeline.records import DeadLetter, DetectedImage, Detections, EncodedImage, ImageRef, Timing
 from pipeline.results.cancellation import steps_are_cancelled
 from pipeline.stats.canary import CanaryStats
 from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import Sampler
 
-Image = ImageRef | EncodedImage
 Result = DetectedImage | DeadLetter
 
 _THREADS = 1024  # at most; each waits for its batch, or for a version, and few do
@@ -186,13 +185,7 @@ class Detector:
         return [found for chunk in started for found in chunk.result()]
 
     def _feed(self, images: Sequence[Image], model: LoadedModel) -> Future[FedChunk]:
-        below = self._sampler.below()
-        wanted = {
-            place
-            for place, image in enumerate(images)
-            if below and isinstance(image, EncodedImage) and identity_hash(image.ref.identity) < below
-        }
-        return self._feeder.start(images, ModelInput.of(model.metadata), below, frozenset(wanted))
+        return self._feeder.start(images, ModelInput.of(model.metadata), self._sampler.below())
 
     def _on_fed(self, started_at: float, result: Future[list[Result]], feeding: Future[FedChunk]) -> None:
         try:
@@ -264,11 +257,8 @@ class Detector:
         predict_s, postprocess_s = returned_at - fed.fed_at, (time.monotonic() - returned_at) / len(batch)
         batch_size, batch_s = outputs.batch_size, outputs.seconds
         for fitted, detections in zip(batch, found, strict=True):
-            image, read_s, received_at = fed.images[fitted.place], fitted.read_s, fitted.received_at
-            if isinstance(image, EncodedImage):
-                ref, read_s, received_at = image.ref, image.read_seconds, image.received_at
-            else:
-                ref = dataclasses.replace(image, generation=fitted.generation)
+            image = fed.images[fitted.place]
+            ref = dataclasses.replace(_ref(image), generation=fitted.generation)
             if isinstance(detections, ImageError):
                 letter = detections.dead_letter(ref, _payload(image))
                 yield (
@@ -276,8 +266,8 @@ class Detector:
                     dataclasses.replace(letter, model_name=name, model_version=version, thumbnail=fitted.thumbnail),
                 )
                 continue
-            latency_s = now - (received_at or started_at)
-            timing = Timing(read_s, fitted.decode_s, predict_s, postprocess_s, latency_s, now, batch_size, batch_s)
+            latency_s = now - (fitted.received_at or started_at)
+            timing = Timing(fitted.read_s, fitted.decode_s, predict_s, postprocess_s, latency_s, now, batch_size, batch_s)
             yield fitted.place, DetectedImage(ref, *fitted.image_wh, name, version, detections, timing, fitted.thumbnail)
             batch_size, batch_s = 0, 0.0  # a sum over images counts each batch once
 

@@ -37,19 +37,18 @@ from pipeline.feed.shared_memory import SharedMemory, size_of
 from pipeline.feed.work import (
     AskRoom,
     Coming,
-    Failure,
     Fitted,
     GiveRoom,
+    Image,
     Limits,
     Prepared,
     RoomFree,
     StoreAway,
     StoreFails,
-    ToRead,
     Work,
 )
 from pipeline.limits import MEMORY
-from pipeline.records import EncodedImage, ImageRef
+from pipeline.records import EncodedImage
 from pipeline.stats.process import PROCESS
 
 # with this process's own path, not with the current folder; prctl(PR_SET_PDEATHSIG, SIGKILL): it ends with the job's thread
@@ -82,7 +81,7 @@ class FedChunk:
       fed_at: When the chunk was ready, by the monotonic clock.
     """
 
-    images: Sequence[ImageRef | EncodedImage]
+    images: Sequence[Image]
     model_input: ModelInput
     pixels: np.ndarray
     fitted: list[Fitted]
@@ -100,7 +99,7 @@ class FedChunk:
 class _Chunk:
     """Images that are not ready yet."""
 
-    def __init__(self, images: Sequence[ImageRef | EncodedImage], to: ModelInput, sample_below: int, thumbnails: frozenset[int]):
+    def __init__(self, images: Sequence[Image], to: ModelInput, sample_below: int):
         self.images = images
         self.to = to
         self.result: Future[FedChunk] = Future()
@@ -108,16 +107,14 @@ class _Chunk:
         self.slot = -1
         self.used_bytes = 0
         self.fitted: list[Fitted] = []
-        self.failures: dict[int, Failure] = {}
+        self.failures: dict[int, ImageError] = {}
         self.singles: deque[int] = deque()  # places to try one by one, since a process died of the chunk
         self._sample_below = sample_below
-        self._thumbnails = thumbnails
 
     def next_work(self) -> Work:
         """What a process shall do next."""
         places = [self.singles[0]] if self.singles else range(len(self.images))
-        images = {place: _to_send(self.images[place]) for place in places}
-        return Work(self.slot, self.used_bytes, self.to, images, self._sample_below, self._thumbnails)
+        return Work(self.slot, self.used_bytes, self.to, {place: self.images[place] for place in places}, self._sample_below)
 
     def add(self, part: Prepared) -> bool:
         """Adds what a process has prepared; returns whether that was all."""
@@ -128,19 +125,13 @@ class _Chunk:
             self.singles.popleft()
         return not self.singles
 
-    def process_died(self, failure: Failure) -> bool:
+    def process_died(self, failure: ImageError) -> bool:
         """Blames the image that was tried alone, if one was; returns whether nothing is left to try."""
         if not self.singles:
             self.singles.extend(range(len(self.images)))
             return False
         self.failures[self.singles.popleft()] = failure
         return not self.singles
-
-
-def _to_send(image: ImageRef | EncodedImage) -> ToRead | bytes:
-    if isinstance(image, EncodedImage):
-        return image.content
-    return ToRead(image.uri, image.generation, image.size_bytes, image.signed_uri)
 
 
 class _Process:
@@ -173,7 +164,7 @@ class _Process:
         """Sends the work of a chunk, after that of those before it."""
         self.chunks.append(chunk)
         work = chunk.next_work()
-        if size := sum(len(image) for image in work.images.values() if isinstance(image, bytes)):
+        if size := sum(len(image.content) for image in work.images.values() if isinstance(image, EncodedImage)):
             self.send(Coming(size))
         self.send(work)
 
@@ -240,25 +231,18 @@ class Feeder:
                 process.send(limits)
             self._hand_out()
 
-    def start(
-        self,
-        images: Sequence[ImageRef | EncodedImage],
-        to: ModelInput,
-        sample_below: int = 0,
-        thumbnails: frozenset[int] = frozenset(),
-    ) -> Future[FedChunk]:
+    def start(self, images: Sequence[Image], to: ModelInput, sample_below: int = 0) -> Future[FedChunk]:
         """Starts on a chunk of images; they are in work once a slot is free.
 
         Args:
           images: At least one; a single one for a model that takes images of any size.
           to: How they are fitted.
-          sample_below: An image to read whose identity has a smaller hash gets a thumbnail.
-          thumbnails: Places of other images that get one.
+          sample_below: An image whose identity has a smaller hash gets a thumbnail.
 
         Returns:
           The future of the chunk. It raises `StorageAwayError` if the images' store is away, and `ModelError` after `close`.
         """
-        chunk = _Chunk(images, to, sample_below, thumbnails)
+        chunk = _Chunk(images, to, sample_below)
         with self._lock:
             if self._failure:
                 chunk.result.set_exception(self._failure)
@@ -267,9 +251,9 @@ class Feeder:
                 self._hand_out()
         return chunk.result
 
-    def thumbnail(self, image: ImageRef | EncodedImage) -> bytes:
+    def thumbnail(self, image: Image) -> bytes:
         """A thumbnail of an image; empty if it cannot be read or decoded any more."""
-        fed = self.start([image], _THUMBNAIL_ONLY, thumbnails=frozenset({0})).result()
+        fed = self.start([image], _THUMBNAIL_ONLY, sample_below=2**64).result()
         fed.release()
         return fed.fitted[0].thumbnail if fed.fitted else b""
 
@@ -384,7 +368,7 @@ class Feeder:
         self._failed_starts += not process.is_ready
         failure = _death(code, self._limits)
         if self._failed_starts >= _STARTS:
-            raise ModelError(f"the processes that decode images do not start: {failure.message}")
+            raise ModelError(f"the processes that decode images do not start: {failure}")
         if process.chunks and process.is_ready and process.chunks[0].process_died(failure):
             self._finish(process.chunks[0])
             process.chunks.popleft()
@@ -393,7 +377,6 @@ class Feeder:
         """Sets the result of a chunk."""
         shape = (len(chunk.fitted), *(chunk.fitted[0].pixels_hw if chunk.fitted else (0, 0)), 3)
         pixels = self._memory.view(chunk.slot, chunk.used_bytes).reshape(shape)
-        failures = {place: ImageError(*failure) for place, failure in chunk.failures.items()}
         slot, is_kept = chunk.slot, chunk.to.resize != "none" or chunk.used_bytes <= _KEPT_BYTES
 
         def release() -> None:
@@ -404,7 +387,7 @@ class Feeder:
                 self._hand_out()
 
         PROCESS.parts["read"].end(len(chunk.images))
-        chunk.result.set_result(FedChunk(chunk.images, chunk.to, pixels, chunk.fitted, failures, time.monotonic(), release))
+        chunk.result.set_result(FedChunk(chunk.images, chunk.to, pixels, chunk.fitted, chunk.failures, time.monotonic(), release))
 
     def _fail(self, failure: BaseException) -> None:
         """Fails all chunks, now and later, and kills the processes."""
@@ -431,11 +414,11 @@ def _note_store(text: str) -> None:
         PROCESS.failing["storage"] = text
 
 
-def _death(code: int, limits: Limits | None) -> Failure:
+def _death(code: int, limits: Limits | None) -> ImageError:
     """Why a process ended."""
     if limits and -code in TIMED_OUT:
         most = f"{most_seconds(limits.max_pixels):g} s"
         message = f"expected at most {most} of decoding, got an image that takes longer; max_megapixels sets the limit"
-        return Failure("decode", "too_much_work", message)
+        return ImageError("decode", "too_much_work", message)
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return Failure("decode", "decoder_died", f"the process that decodes it ended with {how}")
+    return ImageError("decode", "decoder_died", f"the process that decodes it ended with {how}")

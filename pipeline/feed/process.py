@@ -29,7 +29,7 @@ from pipeline.feed.formats import Size
 from pipeline.feed.reading import Read, ReadAhead
 from pipeline.feed.shared_memory import SharedMemory
 from pipeline.feed.thumbnails import make_thumbnail, thumbnail_of
-from pipeline.feed.work import ANY_ROOM, AskRoom, Coming, Failure, Fitted, GiveRoom, Limits, Prepared, RoomFree, StoreAway, Work
+from pipeline.feed.work import ANY_ROOM, AskRoom, Coming, Fitted, GiveRoom, Limits, Prepared, RoomFree, StoreAway, Work
 from pipeline.records import EncodedImage, identity_hash
 
 _STACK_BYTES = 1 << 20  # of a thread that reads; it counts where memory is bounded
@@ -100,18 +100,16 @@ class _Process:
             read, generation = reads.popleft(), ""
             try:
                 image = self._ahead.take(read)
-                if isinstance(image, Failure):
-                    prepared.failures[place] = image
-                    continue
                 generation = image.ref.generation
                 fitted = self._fit(place, image, work, start)
                 prepared.fitted.append(fitted)
                 start += math.prod(fitted.pixels_hw) * 3
             except ImageError as err:
-                prepared.failures[place] = Failure(err.stage, err.reason, str(err), generation)
+                # without its traceback, which holds the image
+                prepared.failures[place] = ImageError(err.stage, err.reason, str(err), err.generation or generation)
             except MemoryError:
                 text = "decoding takes more memory than an image of its size needs"
-                prepared.failures[place] = Failure("decode", "too_large", text, generation)
+                prepared.failures[place] = ImageError("decode", "too_large", text, generation)
             finally:
                 self._ahead.done(read)
         return prepared
@@ -123,7 +121,7 @@ class _Process:
         thumbnail = b""
         with bounded(most_seconds(limits.max_pixels), len(content)):
             decoded, pixels = fit(content, to, limits.max_pixels, scaled_decode=limits.scaled_decode, room=self._room, out=out)
-            if self._wants_thumbnail(place, image, work):
+            if work.sample_below and identity_hash(image.ref.identity) < work.sample_below:
                 thumbnail = thumbnail_of(decoded) or make_thumbnail(content, limits.max_pixels, self._room)
         if out is None:
             self._pixels(work.slot, start, pixels.shape)[:] = pixels
@@ -133,12 +131,6 @@ class _Process:
 
     def _pixels(self, slot: int, start: int, shape: tuple[int, ...]) -> np.ndarray:
         return self._memory.view(slot, start + math.prod(shape))[start:].reshape(shape)
-
-    @staticmethod
-    def _wants_thumbnail(place: int, image: EncodedImage, work: Work) -> bool:
-        if place in work.thumbnails:
-            return True
-        return bool(work.sample_below and image.ref.uri) and identity_hash(image.ref.identity) < work.sample_below
 
     @contextlib.contextmanager
     def _room(self, needed_bytes: float, wh: Size) -> Iterator[None]:

@@ -8,23 +8,23 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from pipeline.feed.work import Failure, Limits, StoreFails, ToRead
+from pipeline.failures import ImageError
+from pipeline.feed.work import Image, Limits, StoreFails
 from pipeline.read.read_image import CircuitBreaker, read_image
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from pipeline.stats.process import PROCESS
 
 _GROUP = 8  # local files that one thread reads in a row: handing over one costs as much as reading it
-_NO_REF = ImageRef("")
 
 
 class Read:
     """One image that is read.
 
     Attributes:
-      ref: Which image; empty where its bytes were there.
+      ref: Which image.
       abandoned: Whether nobody needs it any more.
       held_bytes: The bytes that it holds.
-      result: The image, or why it cannot be read.
+      result: The image; raises `ImageError` if it cannot be read.
     """
 
     abandoned = False
@@ -33,7 +33,7 @@ class Read:
         self.number = number
         self.ref = ref
         self.held_bytes = 0
-        self.result: Future[EncodedImage | Failure] = Future()
+        self.result: Future[EncodedImage] = Future()
         self._ahead = ahead
 
     def reserve(self, size_bytes: int) -> None:
@@ -58,16 +58,16 @@ class ReadAhead:
         self._number = self._oldest = self._held_bytes = 0
         self._changed = threading.Condition()
 
-    def begin(self, images: Mapping[int, ToRead | bytes]) -> deque[Read]:
+    def begin(self, images: Mapping[int, Image]) -> deque[Read]:
         """Begins to read images; those of which there are bytes are read already."""
         reads: deque[Read] = deque()
         local: list[Read] = []
         for image in images.values():
-            read = Read(self._number, _ref(image), self)
+            read = Read(self._number, image if isinstance(image, ImageRef) else image.ref, self)
             self._number += 1
             reads.append(read)
-            if isinstance(image, bytes):
-                read.result.set_result(EncodedImage(_NO_REF, image))
+            if isinstance(image, EncodedImage):
+                read.result.set_result(image)
             elif "://" in image.uri:
                 self._pool.submit(self._read, [read])
             else:
@@ -101,7 +101,7 @@ class ReadAhead:
             read.result.exception()
             self.done(read)
 
-    def take(self, read: Read) -> EncodedImage | Failure:
+    def take(self, read: Read) -> EncodedImage:
         """Waits for an image; reads it again if its memory was short because another image was decoded within bounds."""
         return self._read_one(read) if isinstance(read.result.exception(), MemoryError) else read.result.result()
 
@@ -112,17 +112,11 @@ class ReadAhead:
             except BaseException as err:  # noqa: BLE001  the main thread raises it
                 read.result.set_exception(err)
 
-    def _read_one(self, read: Read) -> EncodedImage | Failure:
+    def _read_one(self, read: Read) -> EncodedImage:
         found = read_image(read.ref, self._limits.max_file_bytes, self._breaker, read)
         if isinstance(found, DeadLetter):
-            return Failure(found.stage, found.reason, found.message, found.ref.generation)
+            raise ImageError(found.stage, found.reason, found.message, found.ref.generation)
         return found
-
-
-def _ref(image: ToRead | bytes) -> ImageRef:
-    if isinstance(image, bytes):
-        return _NO_REF
-    return ImageRef(image.uri, image.generation, image.size_bytes, signed_uri=image.signed_uri)
 
 
 class _Breaker(CircuitBreaker):

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pipeline.errors import UserError
+from pipeline.failures import ImageError
 from pipeline.feed.fit import ModelInput
+from pipeline.records import EncodedImage, ImageRef
+
+Image = ImageRef | EncodedImage
 
 
 class Limits(NamedTuple):
@@ -30,15 +34,6 @@ class Limits(NamedTuple):
     give_up_seconds: float
 
 
-class ToRead(NamedTuple):
-    """An image that the feeder reads; the fields of `ImageRef` by the same names."""
-
-    uri: str
-    generation: str
-    size_bytes: int
-    signed_uri: str
-
-
 class Work(NamedTuple):
     """Some images of a chunk, for one process.
 
@@ -46,26 +41,15 @@ class Work(NamedTuple):
       slot: The part of the shared memory for its pixels.
       start: Where in it those of the first image go, bytes; the others follow.
       model_input: How they are fitted.
-      images: Place in the chunk -> the image, or its encoded bytes.
-      sample_below: An image to read whose identity has a smaller hash gets a thumbnail.
-      thumbnails: Places of other images that get one.
+      images: By their places in the chunk.
+      sample_below: An image whose identity has a smaller hash gets a thumbnail.
     """
 
     slot: int
     start: int
     model_input: ModelInput
-    images: dict[int, ToRead | bytes]
-    sample_below: int = 0
-    thumbnails: frozenset[int] = frozenset()
-
-
-class Failure(NamedTuple):
-    """Why an image cannot be detected in; the arguments of `ImageError`."""
-
-    stage: str
-    reason: str
-    message: str
-    generation: str = ""
+    images: dict[int, Image]
+    sample_below: int
 
 
 class Fitted(NamedTuple):
@@ -77,8 +61,8 @@ class Fitted(NamedTuple):
       pixels_hw: Height and width of its pixels in the shared memory.
       read_s: Seconds of reading.
       decode_s: Seconds of decoding and fitting.
-      received_at: When reading began, seconds since the epoch; 0 where the bytes were there.
-      generation: The generation that was read; empty where the bytes were there.
+      received_at: When reading began, or the bytes came, seconds since the epoch.
+      generation: The generation that was read.
       thumbnail: A JPEG, if it gets one.
     """
 
@@ -97,11 +81,11 @@ class Prepared(NamedTuple):
 
     Attributes:
       fitted: The images whose pixels lie in the shared memory, in their order there.
-      failures: Place in the chunk -> failure, of all other images.
+      failures: Why the other images have none, by their places in the chunk.
     """
 
     fitted: list[Fitted]
-    failures: dict[int, Failure]
+    failures: dict[int, ImageError]
 
 
 class AskRoom(NamedTuple):

@@ -19,9 +19,8 @@ from pipeline.feed.feeder import Feeder
 from pipeline.feed.fit import ModelInput, fit
 from pipeline.feed.reading import ReadAhead
 from pipeline.feed.thumbnails import make_thumbnail
-from pipeline.feed.work import ToRead
 from pipeline.limits import MEMORY, resident_bytes
-from pipeline.records import ImageRef, identity_hash
+from pipeline.records import EncodedImage, ImageRef, identity_hash
 from pipeline.stats.process import PROCESS
 from tests import hostile_images
 from tests.feed import feeding as feeding_of_tests
@@ -104,7 +103,7 @@ class TestPixels:
         assert nothing.pixels.shape[0] == 0 and sorted(nothing.failures) == [0, 1]
         nothing.release()
 
-    def test_thumbnails_are_made_of_images_that_are_asked_for_and_of_samples(self, feeder, tmp_path):
+    def test_thumbnails_are_made_of_samples_also_where_the_bytes_are_there(self, feeder, tmp_path):
         refs = [ImageRef(f"{tmp_path}/{number}.bmp") for number in range(3)]
         for ref in refs:
             (tmp_path / ref.uri).write_bytes(BMP)
@@ -112,11 +111,11 @@ class TestPixels:
         read = [dataclasses.replace(ref, generation=one.generation) for ref, one in zip(refs, first.fitted, strict=True)]
         hashes = [identity_hash(ref.identity) for ref in read]
         below = sorted(hashes)[1]
-        sampled = {hashes.index(min(hashes))}
+        sampled = hashes.index(min(hashes))
         first.release()
-        chunk = feeder.start([*refs, *in_hand(BMP, BMP)], STRETCH, below, frozenset({4})).result()
+        chunk = feeder.start([*refs, *(EncodedImage(ref, BMP) for ref in read)], STRETCH, below).result()
         made = {each.place: each.thumbnail for each in chunk.fitted if each.thumbnail}
-        assert made == dict.fromkeys(sampled | {4}, make_thumbnail(BMP, 1e8))
+        assert made == dict.fromkeys([sampled, 3 + sampled], make_thumbnail(BMP, 1e8))
         chunk.release()
 
     def test_a_thumbnail_of_one_image_is_empty_if_it_is_not_there_any_more(self, feeder):
@@ -378,7 +377,7 @@ class TestReading:
         for number, megabytes in enumerate([1, 1, 1, 9, 1, 1, 1, 1, 1, 1]):
             (tmp_path / f"{number}.bin").write_bytes(bytes(megabytes << 20))
         ahead = ReadAhead(LIMITS._replace(read_threads=1, read_ahead_bytes=2.5 * (1 << 20)), print)
-        reads = list(ahead.begin({number: ToRead(f"{tmp_path}/{number}.bin", "", 0, "") for number in range(10)}))
+        reads = list(ahead.begin({number: ImageRef(f"{tmp_path}/{number}.bin") for number in range(10)}))
         for number, read in enumerate(reads):
             assert len(read.result.result().content) == (tmp_path / f"{number}.bin").stat().st_size
             assert not any(later.result.done() for later in reads[number + 2 :])
