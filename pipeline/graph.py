@@ -8,7 +8,6 @@ ReadImages ──> DetectObjects ── detected ──┐
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -27,7 +26,7 @@ from pipeline.stats.samples import REPORT_SAMPLES
 from pipeline.stats.worker_reports import WorkerContext
 from pipeline.stream.archive import ArchiveRows
 from pipeline.stream.deduplicate import AddIdentity, DropDuplicates, DropDuplicatesInState
-from pipeline.stream.messages import MessageLimits, replay_message
+from pipeline.stream.messages import replay_message
 from pipeline.stream.pubsub import ReadMessages
 from pipeline.stream.run import RunSettings
 from pipeline.stream.steps import ParseMessages, PublishResults, ReadRequested
@@ -86,9 +85,7 @@ def source_of(config: Config, done: DoneRows | None = None, worker_context: Work
 
 def dead_letter_replay(config: Config) -> DeadLetterReplay:
     """How the dead letters in the output are tried again."""
-    folders = config.stream.allow_uri_prefix
-    limits = dataclasses.replace(_limits(config), allowed_prefixes=folders)
-    return DeadLetterReplay(folders, functools.partial(replay_message, limits=limits))
+    return DeadLetterReplay(config.stream.allow_uri_prefix, replay_message)
 
 
 def sink_of(config: Config, run: Run, version: RowVersion, worker_context: WorkerContext | None = None) -> WriteShards:
@@ -113,7 +110,8 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
       native_source: Whether to read with Beam's own Pub/Sub source; else with the project's splittable DoFn.
     """
     messages = pipeline | "ReadMessages" >> ReadMessages(run, native_source)
-    asked = messages | "ParseMessages" >> beam.ParDo(ParseMessages(_limits(config), run)).with_outputs("dead", main="images")
+    parsing = beam.ParDo(ParseMessages(allowed_prefixes(config), run)).with_outputs("dead", main="images")
+    asked = messages | "ParseMessages" >> parsing
     reading = beam.ParDo(ReadRequested(run)).with_outputs("dead", main="images")
     if run.in_process:
         read = asked.images | "ReadImages" >> reading
@@ -139,11 +137,7 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
 
 def allowed_prefixes(config: Config) -> Sequence[str]:
     """The folders whose images a message of a stream may name."""
-    return config.stream.allow_uri_prefix or MessageLimits().allowed_prefixes
-
-
-def _limits(config: Config) -> MessageLimits:
-    return MessageLimits(allowed_prefixes(config))
+    return config.stream.allow_uri_prefix or ("gs://",)
 
 
 def samples_kept(config: Config) -> int:

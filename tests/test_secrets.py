@@ -12,7 +12,7 @@ from pipeline.records import ImageRef
 from pipeline.secrets import masked_text
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
-from pipeline.stream.messages import Message, MessageLimits, parse_message
+from pipeline.stream.messages import Message, parse_message
 from pipeline.stream.outgoing import dead_letter_message
 from tests.conftest import write_bright_image
 from tests.forked_jobs import KILLED, Moment, run_forked
@@ -168,7 +168,7 @@ def test_nothing_that_a_stream_publishes_has_a_secret(prefix):
     """Rows, attributes and dead letters, and the message within a dead letter."""
     uri = "https://host/a.jpg?v=7&sig=hunter2"
     asked = json.dumps({"uri": uri, "page": "https://host/?token=hunter2"}).encode()
-    request = parse_message(Message(asked, {}, "id", 100.0), MessageLimits(allowed_prefixes=(prefix,)))
+    request = parse_message(Message(asked, {}, "id", 100.0), (prefix,))
     if request.images:
         (ref,) = request.images
         assert (ref.uri, ref.location) == ("https://host/a.jpg?v=7", uri)

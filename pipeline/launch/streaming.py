@@ -10,7 +10,7 @@ import contextlib
 import functools
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from apache_beam.options.pipeline_options import StandardOptions
 
@@ -27,11 +27,10 @@ from pipeline.monitoring.monitor import monitored
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import check_output
 from pipeline.results.run import Run
-from pipeline.stats.job_stats import JobStats
-from pipeline.stats.process import PROCESS, ModelStats
+from pipeline.stats.process import PROCESS
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.stream.check_pubsub import check_subscription, check_topic
-from pipeline.stream.live import LiveStats, WorkerStats
+from pipeline.stream.live import stream_line, stream_stats
 from pipeline.stream.run import RunSettings, opened
 
 _WITHOUT_ARCHIVE = "out/streaming"
@@ -100,11 +99,11 @@ def run(job: Job) -> int:
         if job.template:
             job.write_template(build)
             return DONE
-        with this_run.opened():
+        with this_run.opened(), PROCESS.counting() as counted:
             with opened(settings) as stream, runner.served(job.options), contextlib.ExitStack() as shown:
                 reports = None if job.in_process else WorkerReports(this_run)
-                figures = WorkerStats(reports, settings.samples) if reports else stream.live_stats
-                shown.enter_context(monitored(config, lambda: _stats_now(figures), line_of(figures, reports)))
+                stats = functools.partial(stream_stats, counted, reports, settings.samples)
+                shown.enter_context(monitored(config, stats, stream_line(stats)))
                 model = reports or load_detector(config)
                 ready_at = time.time()
                 pipeline = job.pipeline()
@@ -119,20 +118,17 @@ def run(job: Job) -> int:
                     print(f"reading {config.input[0]}; {runner.guarantee}; Ctrl-C stops", file=sys.stderr, flush=True)
                     runner.wait(running)
             with finished_by_signals(lambda: None):  # the summary will be there in a moment
-                return _ended(job, this_run, model, figures, ready_at)
-
-
-def _ended(job: Job, run: Run, model: ModelStats, figures: LiveStats | WorkerStats, ready_at: float) -> int:
-    """Writes summary and report of a stream that ended without an error; returns the exit code."""
-    facts = job.done(ready_at, model)
-    stats = figures.stats()
-    if stats is None:
-        print("no worker has reported its figures to this launcher; the runner has them, as Beam metrics", file=sys.stderr)
-        return DONE
-    facts = facts if job.in_process else facts.elsewhere(stats.began)
-    code = JobReport(run.output, job.config.write).finish(stats, facts, run.name)
-    clean_up(run.output)
-    return code
+                facts = job.done(ready_at, model)
+                if reports and not reports.at_the_end():
+                    print(
+                        "no worker has reported its figures to this launcher; the runner has them, as Beam metrics",
+                        file=sys.stderr,
+                    )
+                    return DONE
+                facts = facts.elsewhere(stats().began) if reports else facts
+                code = JobReport(results, config.write).finish(stats(), facts, this_run.name)
+                clean_up(results)
+                return code
 
 
 def _settings(job: Job, run: Run) -> RunSettings:
@@ -147,23 +143,6 @@ def _settings(job: Job, run: Run) -> RunSettings:
         finalizes_early=job.runner.finalizes_early,
         worker_context=None if job.runner.in_process else graph.worker_context(job.config, run, launched_at),
     )
-
-
-def _stats_now(figures: LiveStats | WorkerStats) -> JobStats:
-    return PROCESS.add_model(figures.stats()) if isinstance(figures, LiveStats) else figures.now()
-
-
-def line_of(figures: LiveStats | WorkerStats, model: ModelStats | None = None) -> Callable[[float], str]:
-    """The text of the progress display: the stream's figures, and those of a canary; `model`: default that of this process."""
-
-    def line(seconds: float) -> str:
-        known = model or PROCESS.model
-        if known is None:
-            return PROCESS.waiting_for or "starting"
-        canary = known.canary_stats()
-        return f"{figures.line(seconds)}{f'; {canary.line()}' if canary else ''}"
-
-    return line
 
 
 def results_folder(config: Config) -> str:

@@ -47,7 +47,7 @@ def monitored(
         if monitoring.page_port is not None:
             from pipeline.monitoring.live_page import HOST, LivePage  # only where it is wanted
 
-            PROCESS.samples = REPORT_SAMPLES
+            PROCESS.samples = max(PROCESS.samples, REPORT_SAMPLES)
             page = LivePage(config, now)
             port = shown.enter_context(served(HOST, monitoring.page_port, "page_port", {"/": page.answer}))
             print(f"live page on http://{HOST}:{port}/", file=sys.stderr, flush=True)

@@ -56,11 +56,11 @@ class DeadLetterReplay:
 
     Args:
       folders: Folders below which a dead letter may name images.
-      parse: Parses a dead letter as a stream's message; see `pipeline.stream.messages.replay_message`.
+      parse: Parses a dead letter as a stream's message that may name these; see `pipeline.stream.messages.replay_message`.
     """
 
     folders: Sequence[str]
-    parse: Callable[[bytes], Replayed]
+    parse: Callable[[bytes, Sequence[str]], Replayed]
 
     def refs_in_results(self, output: str) -> Iterator[ImageRef]:
         """The images that dead letters in a results folder name; last, if any carries its image, a ref for all that do."""
@@ -108,7 +108,7 @@ class DeadLetterReplay:
         uri, record = (value if isinstance(value, str) else "" for value in (letter["image"].get("uri"), letter.get("record")))
         if (uri or record) and letter["stage"] != "message" and "payload_base64" not in letter:
             return self._named(ImageRef(uri, extra=extra_text(extra_columns((), {"extra": letter.get("extra")})), record=record))
-        parsed, payload = self.parse(row_bytes(letter)), letter.get("payload_base64", "")
+        parsed, payload = self.parse(row_bytes(letter), self.folders), letter.get("payload_base64", "")
         carried = row_bytes([payload, uri if uri.startswith(INLINE) or not payload else ""])
         return parsed._replace(carried=carried)
 

@@ -57,10 +57,19 @@ class ReadAhead(beam.DoFn):
         if isinstance(ref, EncodedImage):
             yield ref
         else:
-            yield from map(_part, self._ahead.add(ref, timestamp, window))
+            yield from self._parts(self._ahead.add(ref, timestamp, window))
 
     def finish_bundle(self) -> Iterator[Any]:
-        return map(_part, self._ahead.rest())
+        return self._parts(self._ahead.rest())
+
+    def _parts(self, reads: Iterator[WindowedValue]) -> Iterator[Any]:
+        """The images, and as output `dead` the dead letters, which are counted."""
+        for read in reads:
+            if isinstance(read.value, EncodedImage):
+                yield read
+            else:
+                metrics.count_results(read.value)
+                yield beam.pvalue.TaggedOutput("dead", read)
 
     def _start(self, slot: Slot[ImageRef, EncodedImage | DeadLetter]) -> None:
         PROCESS.parts["read"].begin()
@@ -81,10 +90,3 @@ class ReadAhead(beam.DoFn):
 
     def _read_one(self, ref: ImageRef, slot: Slot[ImageRef, EncodedImage | DeadLetter]) -> EncodedImage | DeadLetter:
         return read_image(ref, int(self._settings.max_file_mb * 1e6), self._breaker, slot)
-
-
-def _part(read: WindowedValue) -> Any:
-    if isinstance(read.value, EncodedImage):
-        return read
-    metrics.count_results(read.value)
-    return beam.pvalue.TaggedOutput("dead", read)

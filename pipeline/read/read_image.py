@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -43,6 +44,9 @@ class CircuitBreaker:
       retry_seconds: How long one read is retried.
       give_up_seconds: How long all reads of a store may fail before it is away.
       clock: Monotonic seconds.
+
+    Attributes:
+      stop: Ends all retries once it is set.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class CircuitBreaker:
         self._retry_seconds = retry_seconds
         self._give_up_seconds = give_up_seconds
         self._clock = clock
+        self.stop = threading.Event()
         self._failing_since: dict[str, float] = {}
         self._answered_at: dict[str, float] = {}
 
@@ -106,7 +111,7 @@ def read_image(ref: ImageRef, max_bytes: int, breaker: CircuitBreaker, slot: Rea
         breaker.failed(ref.uri, err)
         if steps_are_cancelled():
             raise KeyboardInterrupt from err  # no dead letter
-        if slot.abandoned:  # nobody waits for it any more
+        if slot.abandoned or breaker.stop.is_set():  # nobody waits for it any more
             raise err
 
     received_at, started = time.time(), time.monotonic()

@@ -25,6 +25,7 @@ pool: there the counts would reach `JobStats` only.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 
 from apache_beam.metrics import Metrics
@@ -91,11 +92,21 @@ def count_swaps(counts: Mapping[str, int]) -> None:
         PROCESS.model_events.update(counts)
 
 
-def note_latency(milliseconds: float) -> None:
-    """Notes the time from the event time of a stream's image to the publishing of its result."""
-    _latency_ms.update(int(milliseconds))
+def note_published(image: DetectedImage, now: float) -> None:
+    """Notes the latency of a stream's image from its event time, or without one from its bytes in memory, to its publishing."""
+    latency_s = max(0.0, now - image.ref.event_time) if image.ref.event_time else image.timing.latency
+    _latency_ms.update(int(latency_s * 1e3))
+    with PROCESS.lock:
+        for stats in PROCESS.counted:
+            stats.publish_latencies.add([latency_s])
+            stats.publish_ms.add(now, round(latency_s * 1e3))
 
 
-def note_backlog_age(milliseconds: float) -> None:
-    """Notes how long a message of a stream had waited when it was read."""
-    _backlog_age_ms.update(int(milliseconds))
+def note_message(published_at: float) -> None:
+    """Notes how long a message of a stream, published so many seconds after the epoch, had waited when it was read."""
+    age_ms = max(0.0, time.time() - published_at) * 1e3
+    _backlog_age_ms.update(int(age_ms))
+    with PROCESS.lock:
+        PROCESS.message_at = time.monotonic()
+        for stats in PROCESS.counted:
+            stats.backlog_age_ms = age_ms

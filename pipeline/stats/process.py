@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from pipeline.stats.canary import CanaryStats
 from pipeline.stats.job_stats import JobStats
+
+_BACKLOG_SECONDS = 20.0  # after the last message, the backlog has no age
 
 
 class ModelStats(Protocol):
@@ -95,7 +99,8 @@ class ProcessState:
       parts: The work of this process, by the name in `PARTS`.
       failing: Services that fail and are tried again, `Pub/Sub`, `storage` or `archive`, with the error.
       died: Threads of the run that failed, with the error.
-      samples: How many images with a thumbnail the live page shows; 0: nobody serves one.
+      samples: How many images with a thumbnail its statistics keep, for the report of a stream and the live page.
+      message_at: When a stream read its last message, in monotonic seconds.
     """
 
     def __init__(self) -> None:
@@ -112,6 +117,7 @@ class ProcessState:
         self.failing: dict[str, str] = {}
         self.died: dict[str, str] = {}
         self.samples = 0
+        self.message_at = -math.inf
 
     def begin_counting(self) -> JobStats:
         """Statistics to which the steps of this process add all that they count from now on."""
@@ -133,7 +139,10 @@ class ProcessState:
     def copy_of(self, stats: JobStats) -> JobStats:
         """A consistent copy of statistics that threads are adding to."""
         with self.lock:
-            return stats.copy()
+            copy = stats.copy()
+            if time.monotonic() - self.message_at > _BACKLOG_SECONDS:
+                copy.backlog_age_ms = 0.0
+        return copy
 
     def add_model(self, stats: JobStats) -> JobStats:
         """The same statistics with the facts of this process's model."""

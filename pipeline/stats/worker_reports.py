@@ -48,11 +48,8 @@ class WorkerContext:
     launched_at: float = 0.0
     watch: Callable[[], object] | None = None
 
-    def check_worker(self, stats: Callable[[], JobStats] | None = None) -> None:
-        """Checks, once in each process and before it works, what it can reach; then starts its reports to the launcher.
-
-        Args:
-          stats: Returns the statistics to report; default: all that this process counts from now on.
+    def check_worker(self) -> None:
+        """Checks, once in each process and before it works, what it can reach; then reports to the launcher what it counts.
 
         Raises:
           OutputError: This worker cannot write to the results folder, or finds another folder than the launcher's.
@@ -63,7 +60,7 @@ class WorkerContext:
                 return
             self._check()
             if self.run.is_open():
-                StatsReporter(self.run, stats or functools.partial(PROCESS.copy_of, PROCESS.begin_counting())).start()
+                StatsReporter(self.run, functools.partial(PROCESS.copy_of, PROCESS.begin_counting())).start()
             if self.watch:
                 self.watch()
             PROCESS.entered.add(self.run.folder)

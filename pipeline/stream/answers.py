@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from pipeline.failures import ImageError
 from pipeline.records import ImageRef, dead_letter_row, row_bytes
 from pipeline.stream.clients import Publishing
-from pipeline.stream.messages import Request
-from pipeline.stream.outgoing import Outcome, OutgoingMessage, answer_message
+from pipeline.stream.messages import Message, Request
+from pipeline.stream.outgoing import Outcome, answer_message
 
 _LOOK_SECONDS = 0.25
 
@@ -95,7 +95,7 @@ class Answers:
             publishing.wait()
             self._end_hold([*due])
 
-    def due(self) -> dict[str, OutgoingMessage]:
+    def due(self) -> dict[str, Message]:
         """Takes the answers that are complete or overdue, each by the id of its request's message."""
         with self._changed:
             late = [opened for opened in self._open.values() if opened.deadline <= self._clock()]
@@ -104,7 +104,7 @@ class Answers:
                 del self._open[opened.request.message_id]
         return {opened.request.message_id: self._answer(opened) for opened in due}
 
-    def _answer(self, opened: _Open) -> OutgoingMessage:
+    def _answer(self, opened: _Open) -> Message:
         late_by = ImageError("answer", "deadline", f"not done within {self._deadline_s:g} s; its own message may still come")
         missing = [Outcome(row_bytes(dead_letter_row(late_by.dead_letter(ref))), failed=True) for ref in opened.missing]
         return answer_message(opened.request.request_id, [*opened.outcomes, *missing], on_time=not missing)

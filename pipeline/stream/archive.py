@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import apache_beam as beam
 from google.api_core import retry
@@ -39,16 +39,8 @@ _log = logging.getLogger(__name__)
 _Record: TypeAlias = DetectedImage | DeadLetter
 
 
-@dataclasses.dataclass(frozen=True)
-class RowWriter:
-    """Writes the rows of one run as shards.
-
-    Attributes:
-      folder: Local or `gs://`.
-      run: Names the run.
-      version: By what the rows are made.
-      view: Whether each shard has a view for people.
-    """
+class RowWriter(NamedTuple):
+    """Writes the rows of a run, made by a version of model and settings, as shards in a folder, each with a view if `view`."""
 
     folder: str
     run: str

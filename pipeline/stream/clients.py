@@ -10,7 +10,7 @@ from typing import Any
 from google.api_core import exceptions, retry
 
 from pipeline.stats.process import PROCESS
-from pipeline.stream.outgoing import OutgoingMessage
+from pipeline.stream.messages import Message
 
 _PERMANENT = (
     exceptions.NotFound,
@@ -30,7 +30,7 @@ class Publishing:
         self._client = shared_publisher()
         self._open: list[Any] = []
 
-    def send(self, topic: str, message: OutgoingMessage) -> None:
+    def send(self, topic: str, message: Message) -> None:
         """Begins to publish a message."""
         self._open.append(self._client.publish(topic, message.data, **message.attributes))
 

@@ -18,6 +18,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 from pipeline.failures import ImageError
 from pipeline.read.fetch import look_up
 from pipeline.records import EncodedImage, ImageRef
+from pipeline.stats import metrics
 from pipeline.stream.run import StreamStep
 
 
@@ -32,7 +33,7 @@ class DropDuplicates(StreamStep):
         if self._shared.recent.is_new(image.ref):
             yield image
         else:
-            self._shared.live_stats.add_duplicate()
+            metrics.count_skipped()
 
 
 @beam.typehints.with_output_types(tuple[str, ImageRef | EncodedImage])
@@ -93,7 +94,7 @@ class DropDuplicatesInState(StreamStep):
     ) -> Iterator[Any]:
         _, image = identity_and_image
         if seen.read() and not self._shared.forget_failure(_ref_of(image)):
-            self._shared.live_stats.add_duplicate()
+            metrics.count_skipped()
             return
         seen.write(True)
         forget.set(Timestamp.now() + self._run.config.stream.deduplicate_s)

@@ -36,8 +36,9 @@ from pipeline.read.dead_letter_replay import Replayed, image_entry, is_dead_lett
 from pipeline.read.names import full_name
 from pipeline.records import INLINE, DeadLetter, EncodedImage, ImageRef, row_bytes
 from pipeline.secrets import public_address, with_public_addresses
-from pipeline.stream.outgoing import utc
 
+MAX_IMAGES = 1000  # of one message
+MAX_INLINE_BYTES = 20_000_000  # of a message's inline images together
 _MAX_TEXT = 1024  # characters of an id, a name, a generation; Pub/Sub's own attributes have as many bytes
 _BUCKET = re.compile(r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -47,34 +48,19 @@ _KNOWN = frozenset({"uri", "bytes", "content", "name", "generation", "request_id
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Message:
-    """A received message.
+    """A message that was received, or that is to be published.
 
     Attributes:
       data: The payload.
       attributes: The attributes.
-      message_id: Pub/Sub's id; the same for each delivery.
-      publish_time: Seconds since the epoch.
+      message_id: Pub/Sub's id, the same for each delivery; empty before it is published.
+      publish_time: Seconds since the epoch, likewise.
     """
 
     data: bytes
     attributes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     message_id: str = ""
     publish_time: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class MessageLimits:
-    """What a message may ask for.
-
-    Attributes:
-      allowed_prefixes: A URI must lie under one of these folders (`gs://`, `gs://bucket/`, `/data/photos/`).
-      max_images: Most images of one message.
-      max_bytes: Most bytes of a message's inline images together.
-    """
-
-    allowed_prefixes: Sequence[str] = ("gs://",)
-    max_images: int = 1000
-    max_bytes: int = 20_000_000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,8 +87,13 @@ class Request:
         return bool(self.request_id) and not self.skipped
 
 
-def parse_message(message: Message, limits: MessageLimits) -> Request:
-    """Parses a message; never raises, whatever its content."""
+def parse_message(message: Message, allowed: Sequence[str]) -> Request:
+    """Parses a message; never raises, whatever its content.
+
+    Args:
+      message: The message.
+      allowed: A URI must lie under one of these folders (`gs://`, `gs://bucket/`, `/data/photos/`).
+    """
     request_id = _text(message.attributes.get("request_id"))
     if _is_notification(message) and message.attributes["eventType"] != "OBJECT_FINALIZE":
         return Request(message.message_id, request_id, skipped=True)
@@ -113,18 +104,18 @@ def parse_message(message: Message, limits: MessageLimits) -> Request:
             request_id = content.request_id or request_id
             if not isinstance(content.images, list):
                 raise _bad_request("a list in 'images'", content.images)
-            if not 1 <= len(content.images) <= limits.max_images:
+            if not 1 <= len(content.images) <= MAX_IMAGES:
                 reason = "too_many_images" if content.images else "no_images"
-                raise ImageError("message", reason, f"expected 1 to {limits.max_images} images, got {len(content.images)}")
-            return _request(message, request_id, content, limits)
+                raise ImageError("message", reason, f"expected 1 to {MAX_IMAGES} images, got {len(content.images)}")
+            return _request(message, request_id, content, allowed)
     except ImageError as err:
         ref = ImageRef("", request_id=request_id, message_id=message.message_id)
         return Request(message.message_id, request_id, dead_letters=(err.dead_letter(ref, _without_secrets(message.data)),))
 
 
-def replay_message(line: bytes, limits: MessageLimits) -> Replayed:
-    """What a dead letter requests if it comes as a message."""
-    request = parse_message(Message(line), limits)
+def replay_message(line: bytes, allowed: Sequence[str]) -> Replayed:
+    """What a dead letter requests if it comes as a message; see `parse_message`."""
+    request = parse_message(Message(line), allowed)
     return Replayed(request.images, request.dead_letters)
 
 
@@ -205,11 +196,11 @@ def _text(value: Any) -> str:
     return str(value)[:_MAX_TEXT] if isinstance(value, (str, int, float)) and value else ""
 
 
-def _request(message: Message, request_id: str, content: _Content, limits: MessageLimits) -> Request:
+def _request(message: Message, request_id: str, content: _Content, allowed: Sequence[str]) -> Request:
     images: list[ImageRef | EncodedImage] = []
     dead: list[DeadLetter] = []
     of_message: dict[str, Any] = {"event_time": _event_time(message), "request_id": request_id, "message_id": message.message_id}
-    bytes_left = limits.max_bytes
+    bytes_left = MAX_INLINE_BYTES
     for entry in content.images:
         fields = {"uri": entry} if isinstance(entry, str) else entry
         try:
@@ -217,7 +208,7 @@ def _request(message: Message, request_id: str, content: _Content, limits: Messa
                 if not isinstance(fields, dict):
                     raise _bad_request("an image as {'uri'} or {'bytes'}", fields)
                 fields = {**content.shared, **fields}
-                image = _image(fields, limits, bytes_left, of_message)
+                image = _image(fields, allowed, bytes_left, of_message)
             bytes_left -= len(image.content) if isinstance(image, EncodedImage) else 0
             images.append(image)
         except ImageError as err:
@@ -227,17 +218,17 @@ def _request(message: Message, request_id: str, content: _Content, limits: Messa
 
 
 def _image(
-    entry: dict[str, Any], limits: MessageLimits, bytes_left: int, of_message: Mapping[str, Any]
+    entry: dict[str, Any], allowed: Sequence[str], bytes_left: int, of_message: Mapping[str, Any]
 ) -> ImageRef | EncodedImage:
     uri, extra = _uri(entry), extra_text(extra_columns(_KNOWN, entry))
     if uri:
-        if not is_allowed(uri, limits.allowed_prefixes):
-            allowed = ", ".join(limits.allowed_prefixes)
-            raise ImageError("message", "not_allowed", f"{uri[:200]!r} lies under none of the allowed prefixes ({allowed})")
+        if not is_allowed(uri, allowed):
+            text = f"{uri[:200]!r} lies under none of the allowed prefixes ({', '.join(allowed)})"
+            raise ImageError("message", "not_allowed", text)
         return ImageRef.of_uri(full_name(uri), generation=_text(entry.get("generation")), extra=extra, **of_message)
     content = _inline_content(entry, bytes_left)
     if len(content) > bytes_left:
-        raise ImageError("message", "too_large", f"expected at most {limits.max_bytes} bytes of inline images in a message")
+        raise ImageError("message", "too_large", f"expected at most {MAX_INLINE_BYTES} bytes of inline images in a message")
     digest = hashlib.sha256(content).hexdigest()[:32]
     name = _CONTROL.sub("?", _text(entry.get("name")) or digest)
     return EncodedImage(ImageRef(INLINE + name, digest, len(content), extra=extra, **of_message), content)
@@ -280,7 +271,8 @@ def _event_time(message: Message) -> float:
     try:
         moment = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
         seconds = moment.replace(tzinfo=moment.tzinfo or datetime.timezone.utc).timestamp()
-        utc(seconds)  # at the edge of the calendar a time zone has moments that UTC has not
+        # at the edge of the calendar a time zone has moments that UTC has not
+        datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
     except (ValueError, OverflowError):
         return message.publish_time
     return seconds

@@ -20,24 +20,12 @@ from pipeline.records import (
     name_bytes,
     row_bytes,
 )
+from pipeline.stream.messages import Message
 
 MAX_MESSAGE_BYTES = 9_500_000  # Pub/Sub takes 10 MB a message, with its attributes
 _MAX_ATTRIBUTE_BYTES = 1024
 _MAX_EXPLANATION = 10_000  # characters of a dead letter's explanation where the message is too large
 _LEFT_OUT = "left out, too large"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class OutgoingMessage:
-    """A message to publish.
-
-    Attributes:
-      data: Its payload.
-      attributes: Its attributes.
-    """
-
-    data: bytes
-    attributes: Mapping[str, str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,7 +46,7 @@ def detection_id(ref: ImageRef, model_name: str, model_version: str) -> str:
     return hashlib.sha256(b"\n".join((identity_bytes(ref), name_bytes(model_name), name_bytes(model_version)))).hexdigest()[:32]
 
 
-def detection_message(image: DetectedImage, now: float) -> OutgoingMessage:
+def detection_message(image: DetectedImage, now: float) -> Message:
     """The message for one image: its row as JSON, and attributes for routing.
 
     If the row is too large for Pub/Sub, the detections are left out. `detections_left_out` in the row counts them, and the
@@ -80,10 +68,10 @@ def detection_message(image: DetectedImage, now: float) -> OutgoingMessage:
     if len(data) > MAX_MESSAGE_BYTES:
         data = row_bytes({**fields, "detections": [], "detections_left_out": len(image.detections)})
         attributes["detections"] = _LEFT_OUT
-    return OutgoingMessage(data, _fit(attributes))
+    return Message(data, _fit(attributes))
 
 
-def dead_letter_message(letter: DeadLetter, now: float) -> OutgoingMessage:
+def dead_letter_message(letter: DeadLetter, now: float) -> Message:
     """The message for one dead letter; a payload too large for Pub/Sub is left out, and the attribute `payload` is set."""
     attributes = {"kind": "dead_letter", "stage": letter.stage, "reason": letter.reason, **_ref_attributes(letter.ref, now)}
     if letter.model_name:
@@ -93,10 +81,10 @@ def dead_letter_message(letter: DeadLetter, now: float) -> OutgoingMessage:
         short = dataclasses.replace(letter, payload=b"", message=letter.message[:_MAX_EXPLANATION])
         data = row_bytes(dead_letter_row(short))
         attributes["payload"] = _LEFT_OUT
-    return OutgoingMessage(data, _fit(attributes))
+    return Message(data, _fit(attributes))
 
 
-def answer_message(request_id: str, outcomes: Sequence[Outcome], *, on_time: bool) -> OutgoingMessage:
+def answer_message(request_id: str, outcomes: Sequence[Outcome], *, on_time: bool) -> Message:
     """The answer to a request: `{"request_id", "complete", "results": [rows], "failed": [dead-letter rows]}`.
 
     `complete` is false if the deadline came first. If the rows are too large for Pub/Sub, they are left out and counted in
@@ -109,7 +97,7 @@ def answer_message(request_id: str, outcomes: Sequence[Outcome], *, on_time: boo
     if len(data) > MAX_MESSAGE_BYTES:
         data = b'%s, "rows_left_out": %d, "results": [], "failed": []}' % (head, len(outcomes))
     attributes = {"kind": "answer", "request_id": request_id, "images": str(len(results)), "failed": str(len(failed))}
-    return OutgoingMessage(data, _fit(attributes))
+    return Message(data, _fit(attributes))
 
 
 def utc(seconds: float) -> str:

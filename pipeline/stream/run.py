@@ -29,12 +29,12 @@ import apache_beam as beam
 from pipeline.config import Config
 from pipeline.records import DeadLetter, DetectedImage, ImageRef
 from pipeline.results.completion import UNKNOWN, RowVersion
+from pipeline.stats.process import PROCESS
 from pipeline.stats.worker_reports import WorkerContext
 from pipeline.stream.answers import Answers
 from pipeline.stream.archive import Archive, RowWriter
 from pipeline.stream.dedup_cache import DedupCache
 from pipeline.stream.delayed_acks import DelayedAcks
-from pipeline.stream.live import LiveStats
 from pipeline.stream.outgoing import Outcome
 from pipeline.stream.subscriber import PULL_BYTES, PULL_IMAGES, Subscriber
 from pipeline.stream.threads import RunThreads
@@ -79,7 +79,6 @@ class StreamRun:
     Attributes:
       settings: Its settings.
       threads: Its threads, its stop event, and the failure that ends it.
-      live_stats: Its statistics.
       subscriber: Has its messages; pulling begins with the first step that pulls.
       recent: The deduplication cache, if all steps are in one process.
       answers: Its open requests; None if there is no topic for answers.
@@ -90,7 +89,7 @@ class StreamRun:
         stream = settings.config.stream
         self.settings = settings
         self.threads = RunThreads()
-        self.live_stats = LiveStats(settings.samples)
+        PROCESS.samples = max(PROCESS.samples, settings.samples)
         self.recent = DedupCache(stream.deduplicate_s, self._answer)
         self.answers: Answers | None = None
         self.archive: Archive | None = None
@@ -178,7 +177,7 @@ def run_of(settings: RunSettings) -> StreamRun:
                 raise LookupError(f"the run {settings.name} is over")
             run = StreamRun(settings)
             if settings.worker_context:
-                settings.worker_context.check_worker(run.live_stats.stats)
+                settings.worker_context.check_worker()
             _runs[settings.name] = run
         return _runs[settings.name]
 

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeGuard
 
 import apache_beam as beam
+from apache_beam.utils.windowed_value import WindowedValue
 
 from pipeline.prefetch import Slot
 from pipeline.read.fetch import RETRY_SECONDS, StorageUnavailableError
 from pipeline.read.read_ahead import ReadAhead
-from pipeline.read.read_image import CircuitBreaker
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, dead_letter_row, row_bytes
+from pipeline.stats import metrics
 from pipeline.storage.web import is_web
 from pipeline.stream.clients import Publishing
-from pipeline.stream.messages import Message, MessageLimits, parse_message
+from pipeline.stream.messages import Message, parse_message
 from pipeline.stream.outgoing import Outcome, dead_letter_message, detection_message
 from pipeline.stream.run import RunSettings, StreamStep, run_of
 
@@ -35,17 +35,20 @@ class ParseMessages(StreamStep):
     Element in: `Message`. Elements out: one `ImageRef` or `EncodedImage` an image, or a `DeadLetter` as output `dead`. Unbounded.
 
     Args:
-      limits: What a message may ask for.
-      run: The stream whose statistics and open requests are kept.
+      allowed: The folders whose images a message may name.
+      run: The stream whose open requests are kept.
     """
 
-    def __init__(self, limits: MessageLimits, run: RunSettings):
+    def __init__(self, allowed: Sequence[str], run: RunSettings):
         super().__init__(run)
-        self._limits = limits
+        self._allowed = allowed
 
     def process(self, message: Message) -> Iterator[Any]:
-        request = parse_message(message, self._limits)
-        self._shared.live_stats.add_request(request, message.publish_time)
+        request = parse_message(message, self._allowed)
+        metrics.note_message(message.publish_time)
+        metrics.count_read(max(len(request.images) + len(request.dead_letters), 1))
+        metrics.count_skipped(int(request.skipped))
+        metrics.count_results(*request.dead_letters)
         if self._shared.answers:
             self._shared.answers.open(request)
         yield from request.images
@@ -57,7 +60,8 @@ class ReadRequested(ReadAhead):
 
     Element in: `ImageRef` or `EncodedImage`. Elements out: `EncodedImage`, or `DeadLetter` as output `dead`. Unbounded. An image
     is retried for a minute. While its store answers nobody, it waits, and so does the subscriber; no image waits for a web
-    server, which anybody may name. If the run is stopped meanwhile, the images that wait are `storage_unavailable`.
+    server, which anybody may name. If the run is stopped meanwhile, the images that wait are skipped; their messages are held,
+    and delivered again after the run.
 
     Args:
       run: The run whose stop ends the waiting.
@@ -65,13 +69,14 @@ class ReadRequested(ReadAhead):
     """
 
     def __init__(self, run: RunSettings, retry_seconds: float = RETRY_SECONDS):
-        super().__init__(run.config.read, retry_seconds)
+        super().__init__(run.config.read, retry_seconds, give_up_seconds=math.inf)
         self._run = run
 
     def setup(self) -> None:
         super().setup()
-        self._stop = run_of(self._run).threads.stop
-        self._breaker = _BreakerUntilStopped(self._stop, self._retry_seconds)
+        self._shared = run_of(self._run)
+        self._stop = self._shared.threads.stop
+        self._breaker.stop = self._stop
 
     def _read_one(self, ref: ImageRef, slot: Slot[ImageRef, EncodedImage | DeadLetter]) -> EncodedImage | DeadLetter:
         began = time.monotonic()
@@ -83,29 +88,26 @@ class ReadRequested(ReadAhead):
             if was_retried and self._breaker.has_answered(ref.uri, since=began):
                 return read
             # also for missing credentials, which a single read does not retry
-            CircuitBreaker.failed(self._breaker, ref.uri, StorageUnavailableError(read.message))
+            self._breaker.failed(ref.uri, StorageUnavailableError(read.message))
             self._stop.wait(_AGAIN_SECONDS)
 
+    def _parts(self, reads: Iterator[WindowedValue]) -> Iterator[Any]:
+        return super()._parts(read for read in reads if not self._is_left(read.value))
 
-class _BreakerUntilStopped(CircuitBreaker):
-    """Takes no store for away, and ends retries when the run is stopped."""
-
-    def __init__(self, stop: threading.Event, retry_seconds: float):
-        super().__init__(retry_seconds, give_up_seconds=math.inf)
-        self._stop = stop
-
-    def failed(self, uri: str, err: Exception) -> None:
-        super().failed(uri, err)
-        if self._stop.is_set():
-            raise err
+    def _is_left(self, read: EncodedImage | DeadLetter) -> bool:
+        """Whether an image was not read when the run was stopped; then its message is held."""
+        is_left = _is_unavailable(read) and self._stop.is_set()
+        if is_left:
+            metrics.count_skipped()
+            self._shared.subscriber.hold([read.ref.message_id])
+        return is_left
 
 
 class PublishResults(StreamStep):
-    """Publishes one message for each result, and counts it.
+    """Publishes one message for each result.
 
     Element in: `DetectedImage` or `DeadLetter`. Nothing comes out. A bundle ends only when Pub/Sub has all of its messages; the
-    archive then has its rows, and holds the messages that asked for them until these are durable. An image that was not read
-    when the run was stopped has no outcome: its message is held, and delivered again after the run.
+    archive then has its rows, and holds the messages that asked for them until these are durable.
     """
 
     def start_bundle(self) -> None:
@@ -114,18 +116,14 @@ class PublishResults(StreamStep):
 
     def process(self, result: DetectedImage | DeadLetter) -> None:
         run, stream, now = self._shared, self._run.config.stream, time.time()
-        if _is_unavailable(result) and run.threads.stop.is_set():
-            run.live_stats.add_unread()
-            run.subscriber.hold([result.ref.message_id])
-            return
         is_dead = isinstance(result, DeadLetter)
         if isinstance(result, DeadLetter):
             message, topic = dead_letter_message(result, now), stream.dead_letter_topic
         else:
             message, topic = detection_message(result, now), self._run.config.output
+            metrics.note_published(result, now)
         if topic:
             self._publishing.send(topic, message)
-        run.live_stats.add_result(result, now)
         run.end(result, Outcome(self._answered(result, message.data), is_dead))
         if run.archive and (is_dead or stream.archive):
             self._records.append(dataclasses.replace(result, thumbnail=b""))
@@ -142,6 +140,6 @@ class PublishResults(StreamStep):
         return row_bytes(dead_letter_row(dataclasses.replace(result, payload=b""))) if isinstance(result, DeadLetter) else row
 
 
-def _is_unavailable(result: EncodedImage | DetectedImage | DeadLetter) -> TypeGuard[DeadLetter]:
+def _is_unavailable(read: EncodedImage | DeadLetter) -> TypeGuard[DeadLetter]:
     """Whether an image was not read because its store did not answer."""
-    return isinstance(result, DeadLetter) and (result.stage, result.reason) == ("read", "storage_unavailable")
+    return isinstance(read, DeadLetter) and (read.stage, read.reason) == ("read", "storage_unavailable")

@@ -66,10 +66,8 @@ def write_cvat(rows: Iterable[dict[str, Any]], file: BinaryIO) -> None:
         for number, row in enumerate(rows):
             names.update((found["class_name"], None) for found in row["detections"])
             images.write(_cvat_bytes(_cvat_image(number, row)))
-        meta = ElementTree.Element("meta")
-        labels = _add_element(_add_element(meta, "task"), "labels")
-        for name in names:
-            _add_element(_add_element(labels, "label"), "name", name)
+        labels = (_element("label", *_texts({"name": name})) for name in names)
+        meta = _element("meta", _element("task", _element("labels", *labels)))
         file.write(b"<annotations><version>1.1</version>\n" + _cvat_bytes(meta))
         images.seek(0)
         shutil.copyfileobj(images, file)
@@ -126,27 +124,22 @@ def _yolo_line(found: dict[str, Any], box_xyxy: Box, image: dict[str, Any]) -> s
 
 
 def _voc_annotation(row: dict[str, Any]) -> ElementTree.Element:
-    image = row["image"]
-    annotation = ElementTree.Element("annotation")
-    _add_element(annotation, "filename", posixpath.basename(image["uri"]))
-    _add_elements(annotation, "size", width=image["width"], height=image["height"], depth=3)
+    uri, w, h = row["image"]["uri"], row["image"]["width"], row["image"]["height"]
+    objects = []
     for found, (x0, y0, x1, y1) in clipped(row):
-        one = _add_element(annotation, "object")
-        _add_element(one, "name", found["class_name"])
-        xmin, ymin = min(round(x0) + 1, image["width"]), min(round(y0) + 1, image["height"])
-        _add_elements(one, "bndbox", xmin=xmin, ymin=ymin, xmax=max(round(x1), xmin), ymax=max(round(y1), ymin))
-    return annotation
+        xmin, ymin = min(round(x0) + 1, w), min(round(y0) + 1, h)
+        box = {"xmin": xmin, "ymin": ymin, "xmax": max(round(x1), xmin), "ymax": max(round(y1), ymin)}
+        objects.append(_element("object", *_texts({"name": found["class_name"]}), _element("bndbox", *_texts(box))))
+    size = _element("size", *_texts({"width": w, "height": h, "depth": 3}))
+    return _element("annotation", *_texts({"filename": posixpath.basename(uri)}), size, *objects)
 
 
 def _cvat_image(number: int, row: dict[str, Any]) -> ElementTree.Element:
-    image = row["image"]
-    sizes = {"width": str(image["width"]), "height": str(image["height"])}
-    element = ElementTree.Element("image", {"id": str(number), "name": _cvat_name(image["uri"]), **sizes})
+    image, boxes = row["image"], []
     for found, box in clipped(row):
         corners = {name: f"{value:.2f}" for name, value in zip(("xtl", "ytl", "xbr", "ybr"), box, strict=True)}
-        label = {"label": _xml_text(found["class_name"]), "source": "auto", "occluded": "0", "z_order": "0"}
-        ElementTree.SubElement(element, "box", label | corners)
-    return element
+        boxes.append(_element("box", label=found["class_name"], source="auto", occluded=0, z_order=0, **corners))
+    return _element("image", *boxes, id=number, name=_cvat_name(image["uri"]), width=image["width"], height=image["height"])
 
 
 def _cvat_name(uri: str) -> str:
@@ -156,7 +149,7 @@ def _cvat_name(uri: str) -> str:
     ('a/1.jpg', 'photos/1.jpg')
     """
     scheme, _, path = uri.rpartition("://")
-    return _xml_text(path.partition("/")[2] if scheme else path)
+    return path.partition("/")[2] if scheme else path
 
 
 def _cvat_bytes(element: ElementTree.Element) -> bytes:
@@ -164,19 +157,14 @@ def _cvat_bytes(element: ElementTree.Element) -> bytes:
     return text.replace("\r", "&#13;").encode() + b"\n"  # a reader takes a plain one for an end of line
 
 
-def _add_elements(parent: ElementTree.Element, name: str, **texts: object) -> None:
-    """Adds an element whose own elements have these names and texts."""
-    element = _add_element(parent, name)
-    for each, text in texts.items():
-        _add_element(element, each, text)
+def _texts(texts: dict[str, Any]) -> list[ElementTree.Element]:
+    """Elements with these names and texts."""
+    return [_element(name, text=text) for name, text in texts.items()]
 
 
-def _add_element(parent: ElementTree.Element, name: str, text: object = "") -> ElementTree.Element:
-    element = ElementTree.SubElement(parent, name)
-    element.text = _xml_text(str(text))
+def _element(tag: str, /, *children: ElementTree.Element, text: object = "", **attributes: object) -> ElementTree.Element:
+    """An element, with `?` for what XML cannot hold, such as most control characters; ElementTree escapes the rest."""
+    element = ElementTree.Element(tag, {name: _NOT_IN_XML.sub("?", str(value)) for name, value in attributes.items()})
+    element.text = _NOT_IN_XML.sub("?", str(text))
+    element.extend(children)
     return element
-
-
-def _xml_text(text: str) -> str:
-    """A text with `?` for what XML cannot hold, such as most control characters; ElementTree escapes the rest."""
-    return _NOT_IN_XML.sub("?", text)

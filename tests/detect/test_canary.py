@@ -15,10 +15,11 @@ from pipeline.detect.canary import Canary
 from pipeline.detect.detector import Detector
 from pipeline.detect.engine import ModelFailed, OutOfMemory
 from pipeline.detect.loaded_model import LoadedModel
-from pipeline.launch.streaming import line_of
 from pipeline.records import EncodedImage, ImageRef, identity_hash
 from pipeline.report.annotate import can_be_drawn
-from pipeline.stream.live import LiveStats
+from pipeline.stats.job_stats import JobStats
+from pipeline.stats.process import PROCESS
+from pipeline.stream.live import stream_line
 from tests.detect.versioned_models import HW, TOY, look, opened_detectors, version_of, write_version
 
 CPU = DetectConfig(score_threshold=0.0, canary_share=0.4, engine=TOY)
@@ -200,14 +201,15 @@ def test_an_image_that_is_none_is_nobody_s_failure():
     assert (letter.stage, shown.images, shown.stable_images) == ("decode", 0, 0)
 
 
-def test_the_lines_of_a_stream_say_what_it_shows():
+def test_the_lines_of_a_stream_say_what_it_shows(monkeypatch):
     detector = detector_with(Sure(0.08), ALL)
     detector.detect(IMAGES)
     detector.canary_stats(30.0)
-    line = line_of(LiveStats(), detector)(10.0)
+    monkeypatch.setattr(PROCESS, "model", detector)
+    line = stream_line(lambda: PROCESS.add_model(JobStats()))(10.0)
     detector.close()
     assert "; canary 8: 12 images, agreement 1.000, scores +0.010, failed 0.0% (stable 0.0%), " in line
-    assert LiveStats().line(10.0) in line
+    assert line.startswith("0 images, ")
 
 
 def why_none(detector):

@@ -1,7 +1,6 @@
 """Whatever stands in a message: each image ends as a result or a dead letter, each request with one answer to publish."""
 
 import base64
-import functools
 import itertools
 import json
 import tracemalloc
@@ -24,15 +23,18 @@ from pipeline.records import (
     detection_row,
     row_bytes,
 )
+from pipeline.stats import metrics
+from pipeline.stats.process import PROCESS
+from pipeline.stream import messages as parsing
 from pipeline.stream.answers import Answers
 from pipeline.stream.dedup_cache import DedupCache
-from pipeline.stream.live import LiveStats
-from pipeline.stream.messages import Message, MessageLimits, Request, image_count, parse_message, replay_message
-from pipeline.stream.outgoing import Outcome, OutgoingMessage, dead_letter_message, detection_message
+from pipeline.stream.live import stream_line
+from pipeline.stream.messages import Message, Request, image_count, parse_message, replay_message
+from pipeline.stream.outgoing import Outcome, dead_letter_message, detection_message
 
-LIMITS = MessageLimits(allowed_prefixes=("gs://", "/data/photos"), max_images=20, max_bytes=1000)
+ALLOWED = ("gs://", "/data/photos")
 JPEG = b"\xff\xd8\xff\xe0 not really"
-REPLAY = DeadLetterReplay(LIMITS.allowed_prefixes, functools.partial(replay_message, limits=LIMITS))
+REPLAY = DeadLetterReplay(ALLOWED, replay_message)
 
 characters = st.characters(exclude_categories=())  # also the halves of surrogate pairs, which JSON can name
 unicode_texts = st.text(max_size=30)  # what Pub/Sub takes in attributes
@@ -107,7 +109,7 @@ messages = st.builds(Message, contents, attributes, st.just("m"), st.floats(0, 4
 boxes = st.sampled_from([0.0, -1.5, 3e38, np.inf, -np.inf, np.nan])
 
 
-def publishable(message: OutgoingMessage) -> bytes:
+def publishable(message: Message) -> bytes:
     """The message as Pub/Sub's client makes it, which refuses what the service would; its payload."""
     made = pubsub_v1.types.PubsubMessage(data=message.data, attributes=message.attributes)
     assert all(len(value.encode()) <= 1024 and len(key) <= 256 for key, value in made.attributes.items())
@@ -126,20 +128,31 @@ def end(image: ImageRef | EncodedImage, number: float) -> DetectedImage | DeadLe
 
 def outcomes(request: Request, message: Message, now: float, number: float):
     """What becomes of the images of a request, published and counted."""
-    stats = LiveStats()
-    stats.add_request(request, message.publish_time)
+    stats = PROCESS.begin_counting()
+    metrics.note_message(message.publish_time)
     for result in (*request.dead_letters, *(end(image, number) for image in request.images)):
         is_dead = isinstance(result, DeadLetter)
         line = row_bytes(dead_letter_row(result) if is_dead else detection_row(result))
         assert b"\n" not in line and json.loads(line)
         message = dead_letter_message(result, now) if is_dead else detection_message(result, now)
-        stats.add_result(result, now)
+        metrics.count_results(result)
+        if not is_dead:
+            metrics.note_published(result, now)
         yield result.ref, Outcome(publishable(message), failed=is_dead)
-    assert stats.line(1.0)
+    assert stream_line(lambda: stats)(1.0)
+    PROCESS.counted.remove(stats)
 
 
 def answers_within(seconds: float) -> Answers:
     return Answers("topic", seconds, hold=len, end_hold=len)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _low_bounds():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parsing, "MAX_IMAGES", 20)
+        patch.setattr(parsing, "MAX_INLINE_BYTES", 1000)
+        yield
 
 
 @given(of_letters | anything | values)
@@ -167,7 +180,7 @@ def test_each_row_of_dead_letters_asks_for_images_or_is_refused(row):
 def test_each_message_ends_in_results_dead_letters_and_one_answer(message, now, number):
     """Whatever bytes and attributes come: no message is lost and none stops the stream."""
     assert image_count(message) >= 1
-    request = parse_message(message, LIMITS)
+    request = parse_message(message, ALLOWED)
     assert request.skipped != bool(request.images or request.dead_letters)
     answers, overdue = answers_within(60.0), answers_within(0.0)
     answers.open(request)
@@ -189,7 +202,7 @@ def test_whatever_order_images_end_in_each_request_is_answered_once_with_all_its
     """Requests share images; some ask while an image is under way, some after it has ended, some after it failed."""
     answers = answers_within(60.0)
     recent = DedupCache(600.0, answers.done)
-    parsed = [parse_message(Message(each.data, each.attributes, f"m{n}"), LIMITS) for n, each in enumerate(received)]
+    parsed = [parse_message(Message(each.data, each.attributes, f"m{n}"), ALLOWED) for n, each in enumerate(received)]
     steps = [image for request in parsed for image in (*request.images, *request.dead_letters)]
     for request in parsed:
         answers.open(request)
@@ -214,7 +227,7 @@ def test_every_depth_of_nesting_ends_as_a_dead_letter_or_is_passed_over():
     """Somewhere the reader of JSON still manages what its writer does not."""
     forms = ['{"request_id": %s, "images": []}', '{"images": ["gs://b/a", %s]}', '{"uri": "gs://b/a", "generation": %s}', "%s"]
     for form, depth in itertools.product(forms, range(1, 1100)):
-        request = parse_message(Message((form % ("[" * depth + "]" * depth)).encode()), LIMITS)
+        request = parse_message(Message((form % ("[" * depth + "]" * depth)).encode()), ALLOWED)
         assert request.images or request.dead_letters
 
 
@@ -243,7 +256,7 @@ def test_a_message_takes_no_more_memory_than_its_bounds_allow(kind):
     tracemalloc.start()
     try:
         assert image_count(Message(data)) >= 1
-        request = parse_message(Message(data), LIMITS)
+        request = parse_message(Message(data), ALLOWED)
         sent = sum(len(dead_letter_message(letter, 0.0).data) for letter in request.dead_letters)
         peak = tracemalloc.get_traced_memory()[1]
     finally:

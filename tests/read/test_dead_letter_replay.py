@@ -1,6 +1,5 @@
 """Dead letters in shards: which images they ask for, what of them travels, and what a stranger's letter cannot do."""
 
-import functools
 import json
 import os
 
@@ -13,7 +12,7 @@ from pipeline.results.compact import compact
 from pipeline.results.layout import DEAD_LETTERS
 from pipeline.results.rows import dead_letters_table
 from pipeline.results.shards import write_shard
-from pipeline.stream.messages import MessageLimits, replay_message
+from pipeline.stream.messages import replay_message
 from tests.shard_rows import VERSION, write_rows
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 40
@@ -21,7 +20,7 @@ CAMERA = ImageRef("inline:cam.png", "ab12", extra='{"camera": 7}')
 
 
 def replay_of(*folders):
-    return DeadLetterReplay(folders, functools.partial(replay_message, limits=MessageLimits(allowed_prefixes=folders)))
+    return DeadLetterReplay(folders, replay_message)
 
 
 def letter(uri="", stage="read", reason="not_found", payload=b"", **more):

@@ -1,5 +1,6 @@
 """Metrics: what Beam counts is what the rows say, in batch and in streams."""
 
+import dataclasses
 import threading
 
 import apache_beam as beam
@@ -14,7 +15,7 @@ from pipeline.results.completion import UNKNOWN
 from pipeline.results.run import Run
 from pipeline.stats import metrics
 from pipeline.stats.process import PROCESS
-from pipeline.stream.messages import Message, MessageLimits
+from pipeline.stream.messages import Message
 from pipeline.stream.run import RunSettings, opened
 from pipeline.stream.steps import ParseMessages
 from pipeline.write.write_shards import read_stats
@@ -22,6 +23,7 @@ from tests.conftest import write_bright_image
 
 NOTHING = Detections(np.zeros((0, 4)), np.zeros(0), np.zeros(0), ())
 DETECTED = DetectedImage(ImageRef("a"), 1, 1, "m", "1", NOTHING, Timing(0.25, 0.5, 0.0, 0.125, led_batch=4, model=2.0))
+PUBLISHED = dataclasses.replace(DETECTED, ref=ImageRef("a", event_time=100.0))
 DEAD = DeadLetter(ImageRef("b"), "read", "not_found", "gone")
 
 
@@ -93,12 +95,11 @@ def test_what_messages_ask_for_is_counted_where_they_are_parsed():
         Message(b"", {"eventType": "OBJECT_DELETE", "bucketId": "b", "objectId": "o", "payloadFormat": "NONE"}),
         Message(b"\x00nothing", publish_time=1.0),
     ]
-    with opened(RunSettings("counted")) as run, beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        _ = pipeline | beam.Create(messages) | beam.ParDo(ParseMessages(MessageLimits(), run.settings)).with_outputs("dead")
+    with PROCESS.counting() as stats, opened(RunSettings("counted")) as run, beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        _ = pipeline | beam.Create(messages) | beam.ParDo(ParseMessages(("gs://",), run.settings)).with_outputs("dead")
     totals, sums = counted(pipeline.result)
-    stats = run.live_stats.stats()
     assert totals == {"read": 5, "skipped": 1, "dead": 2}
-    assert (stats.read, stats.skipped) == (5, 1)
+    assert (stats.read, stats.skipped, stats.failed) == (5, 1, 2)
     assert sums["backlog_age_ms"][1] == 3
 
 
@@ -106,7 +107,7 @@ def test_each_stage_of_an_image_and_each_batch_is_noted_once():
     class Count(beam.DoFn):
         def process(self, _element):
             metrics.count_results(DETECTED, DEAD)
-            metrics.note_latency(12.7)
+            metrics.note_published(PUBLISHED, now=100.0127)
 
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         _ = pipeline | beam.Create([1, 2, 3], reshuffle=False) | beam.ParDo(Count())

@@ -13,6 +13,7 @@ from apache_beam.utils.timestamp import Timestamp
 
 from pipeline.read.fetch import fetch
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
+from pipeline.stats.process import PROCESS
 from pipeline.stream.deduplicate import AddIdentity, DropDuplicates, DropDuplicatesInState
 from pipeline.stream.outgoing import Outcome
 from pipeline.stream.run import RunSettings, opened, run_of
@@ -32,19 +33,19 @@ def drop_in_state(images):
 )
 def test_each_image_passes_once_and_the_others_are_counted(settings, drop):
     pipeline = beam.Pipeline(runner=FnApiRunner())
-    with opened(settings) as run:
+    with PROCESS.counting() as stats, opened(settings):
         new = drop(pipeline | beam.Create(IMAGES)) | beam.Map(lambda image: image.ref.identity)
         assert_that(new, equal_to(DISTINCT))
-        assert skipped(pipeline) == run.live_stats.stats().skipped == len(IMAGES) - len(DISTINCT)
+        assert skipped(pipeline) == stats.skipped == len(IMAGES) - len(DISTINCT)
 
 
 def test_runner_state_lets_pass_what_is_asked_for_again_once_it_has_failed():
     """Not what has a result, nor what nobody has asked for again."""
-    with opened(ELSEWHERE) as run, beam.Pipeline(runner=FnApiRunner()) as pipeline:
+    with PROCESS.counting() as stats, opened(ELSEWHERE), beam.Pipeline(runner=FnApiRunner()) as pipeline:
         asked = [ImageRef(name, "1", message_id=f"{name}{turn}") for turn in range(3) for name in ("good", "bad")]
         passed = drop_in_state(pipeline | beam.Create(asked)) | "End" >> beam.ParDo(_End(ELSEWHERE))
         assert_that(passed, equal_to(["good0", "bad0", "bad1", "bad2"]))
-    assert run.live_stats.stats().skipped == 2
+    assert stats.skipped == 2
 
 
 class _End(beam.DoFn):

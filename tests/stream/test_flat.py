@@ -11,18 +11,18 @@ import pytest
 
 from pipeline.records import DeadLetter, DetectedImage, Detections, EncodedImage, ImageRef, Timing
 from pipeline.results.shards import list_shards
+from pipeline.stats import metrics
+from pipeline.stats.process import PROCESS
 from pipeline.stream.answers import Answers
 from pipeline.stream.archive import Archive, RowWriter
 from pipeline.stream.dedup_cache import DedupCache
-from pipeline.stream.live import LiveStats
-from pipeline.stream.messages import Message, MessageLimits, parse_message
+from pipeline.stream.messages import Message, parse_message
 from pipeline.stream.outgoing import Outcome, dead_letter_message, detection_message
 from pipeline.stream.threads import RunThreads
 from tests.clock import Clock
 
 START = 1795226400.0
 HOURS, BUNDLE_S, WINDOW_S = 24, 40.0, 120.0
-LIMITS = MessageLimits()
 
 
 def ended(image: EncodedImage | ImageRef, number: int, now: float) -> DetectedImage | DeadLetter:
@@ -43,26 +43,30 @@ def a_day(folder: Path) -> tuple[list[int], list[int], int]:
     held: list[str] = []
     holds = {"hold": held.extend, "end_hold": lambda ended: held.__delitem__(slice(len(ended)))}
     archive = Archive(RowWriter(str(folder), "run"), WINDOW_S, RunThreads(), **holds, clock=clock)
-    answers, figures = Answers("topic", 60.0, hold=len, end_hold=len, clock=clock), LiveStats()
+    answers = Answers("topic", 60.0, hold=len, end_hold=len, clock=clock)
     recent = DedupCache(600.0, answers.done, clock=clock)
     kept, most_held, overdue, number = [], [], 0, 0
+    PROCESS.begin_counting()
     tracemalloc.start()
     for bundle in range(int(HOURS * 3600 / BUNDLE_S)):
         names = [f"gs://b/{number}", f"gs://b/{number + 1}", f"gs://b/{max(0, number - 5)}", f"gs://b/never-{bundle}"]
         message = Message(json.dumps({"request_id": f"r{bundle}", "images": names}).encode(), {}, f"m{bundle}", clock.now)
-        request = parse_message(message, LIMITS)
-        figures.add_request(request, clock.now)
+        request = parse_message(message, ("gs://",))
+        metrics.note_message(clock.now)
+        metrics.count_read(len(request.images))
         answers.open(request)
         rows = []
         for image in request.images[:3]:
             if not recent.is_new(image):
-                figures.add_duplicate()
+                metrics.count_skipped()
                 continue
             result = ended(image, number, clock.now)
             number += 1
             failed = isinstance(result, DeadLetter)
             message = dead_letter_message(result, clock.now) if failed else detection_message(result, clock.now)
-            figures.add_result(result, clock.now)
+            metrics.count_results(result)
+            if not failed:
+                metrics.note_published(result, clock.now)
             rows.append(result)
             recent.done(image, Outcome(message.data, failed))
         archive.add(rows)

@@ -6,7 +6,7 @@ import pytest
 from google.api_core import exceptions
 
 from pipeline.stream.clients import Publishing
-from pipeline.stream.outgoing import OutgoingMessage
+from pipeline.stream.messages import Message
 from pipeline.stream.subscriber import Subscriber
 from pipeline.stream.threads import RunThreads
 
@@ -134,7 +134,7 @@ def test_published_messages_are_there_when_the_wait_is_over(pubsub_emulator):
     topic, subscription = pubsub_emulator.create()
     publishing = Publishing()
     for n in range(1500):
-        publishing.send(topic, OutgoingMessage(b"%d" % n, {"n": str(n)}))
+        publishing.send(topic, Message(b"%d" % n, {"n": str(n)}))
     publishing.wait()
     taken = pubsub_emulator.take(subscription, 1500)
     assert sorted(int(message.data) for message in taken) == list(range(1500))
@@ -143,6 +143,6 @@ def test_published_messages_are_there_when_the_wait_is_over(pubsub_emulator):
 
 def test_publishing_to_a_topic_that_is_not_there_fails_the_wait(pubsub_emulator):
     publishing = Publishing()
-    publishing.send(f"projects/{pubsub_emulator.project}/topics/none", OutgoingMessage(b"x", {}))
+    publishing.send(f"projects/{pubsub_emulator.project}/topics/none", Message(b"x", {}))
     with pytest.raises(exceptions.NotFound):
         publishing.wait()
