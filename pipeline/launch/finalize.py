@@ -7,11 +7,8 @@ import dataclasses
 import re
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
-
-from apache_beam.io.filesystems import FileSystems
 
 from pipeline import errors
 from pipeline.config import WriteConfig
@@ -28,9 +25,6 @@ from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import REPORT_SAMPLES, chosen
 from pipeline.stats.summary import RunFacts, left_out_line, summarise, to_json
 from pipeline.storage.files import delete_files, write_file
-from pipeline.storage.globs import escape_glob
-
-_FRESH_SECONDS = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,19 +41,12 @@ class JobReport:
     write: WriteConfig
     max_dead_share: float = 1.0
 
-    def finish(self, stats: JobStats, facts: RunFacts, run: str, notes: Sequence[str] = ()) -> int:
-        """Writes summary, report and samples, prints the outcome in a few lines, and returns the exit code.
-
-        Args:
-          stats: The job's statistics.
-          facts: What the launcher knows.
-          run: The run's name, for the summary.
-          notes: Lines for the user.
-        """
+    def finish(self, stats: JobStats, facts: RunFacts, run: str) -> int:
+        """Writes summary, report and samples of a run, prints the outcome in a few lines, and returns the exit code."""
         summary = summarise(stats, facts)
         PROCESS.summary = {"run": run, **summary}
         self._write(summary, stats, run, facts.canary.pictures() if facts.canary else [])
-        self._say(summary, [*notes, facts.canary.line()] if facts.canary else notes)
+        self._say(summary, facts.canary.line() if facts.canary else "")
         return self._judge(summary["images"], stats)
 
     def files(self, detected: bool = True, dead: bool = True) -> list[str]:
@@ -89,13 +76,12 @@ class JobReport:
         contents[SUMMARY] = to_json({**summary, **about})
         stale = [each for each in read_summary(self.results).get("samples", ()) if each not in contents and is_sample_name(each)]
         has_tried = summary["images"]["read"] > summary["images"]["skipped"] or not read_summary(self.results)
-        is_newest = has_tried and not _is_fresh(f"{self.results}/{SUMMARY}")
-        for folder in (Run(self.results, run).reports, *([self.results] if is_newest else [])):
+        for folder in (Run(self.results, run).reports, *([self.results] if has_tried else [])):
             for each, content in contents.items():
                 write_file(f"{folder}/{each}", content, Run(self.results, run).folder)
-        delete_files(f"{self.results}/{each}" for each in stale if is_newest)
+        delete_files(f"{self.results}/{each}" for each in stale if has_tried)
 
-    def _say(self, summary: dict[str, Any], notes: Sequence[str]) -> None:
+    def _say(self, summary: dict[str, Any], canary: str) -> None:
         images = summary["images"]
         before = f" ({summary['done_before']} of them done before)" if summary["done_before"] else ""
         submission = f" and {summary['submission_seconds']:.1f} s of submission" if "submission_seconds" in summary else ""
@@ -117,8 +103,8 @@ class JobReport:
             print(f"  warning: {warning}")
         if "mended" in summary:
             print(f"  recovered {summary['mended']} of {images['read'] - images['skipped']} failed images")
-        for note in notes:
-            print(f"  {note}")
+        if canary:
+            print(f"  {canary}")
         files = ", ".join(self.files(images["detected"] > 0, images["dead"] > 0))
         print(f"results of model {_named(summary['model'])} in {self.results}: {files}")
 
@@ -148,14 +134,6 @@ def _commonest(stats: JobStats) -> str:
     ((_, reason), count) = stats.dead.most_common(1)[0]
     example = next((letter.message for letter in stats.dead_examples.get(reason, ())), reason)
     return f"; {count} of them {reason}, such as: {' '.join(example.split())[:300]}"
-
-
-def _is_fresh(path: str) -> bool:
-    """Whether an object was written in the last seconds: it takes one write a second, and many jobs may end at once."""
-    if "://" not in path:
-        return False
-    entries = FileSystems.match([escape_glob(path)])[0].metadata_list
-    return any(time.time() - entry.last_updated_in_seconds < _FRESH_SECONDS for entry in entries)
 
 
 def clean_up(output: str) -> None:

@@ -24,7 +24,7 @@ from pipeline.beam_internals import end_bundles_promptly
 from pipeline.config import Config, WorkerConfig, settings
 from pipeline.config.mistakes import near_flag
 from pipeline.errors import ConfigError, RunnerError
-from pipeline.launch.runners import RUNNERS, Runner, check_runner, runner_named
+from pipeline.launch.runners import RUNNERS, Runner, runner_named
 from pipeline.secrets import without_secrets
 from pipeline.stats.process import ModelStats
 from pipeline.stats.summary import RunFacts
@@ -111,7 +111,10 @@ def checked_job(config: Config, beam_flags: Sequence[str], command: str, started
     """
     runner = runner_named(config.runner)
     options = beam_options(config, beam_flags)
-    check_runner(runner, options)
+    given = options.get_all_options()
+    if missing := [flags for flags in runner.needs if not any(given[flag[2:]] for flag in flags.split(" or "))]:
+        raise ConfigError(f"runner {runner.name}: expected {' and '.join(missing)}")
+    runner.check(options)
     if config.mode == "streaming":
         runner.check_stream(options)
     _check_workers(config, runner, options)
@@ -148,11 +151,11 @@ def _check_workers(config: Config, runner: Runner, options: PipelineOptions) -> 
     Raises:
       ConfigError: One of these does not hold.
     """
-    if config.worker != WorkerConfig() and not runner.fits_machines:
-        able = " or ".join(other.name for other in RUNNERS if other.fits_machines)
+    if config.worker != WorkerConfig() and not runner.has_own_machines:
+        able = " or ".join(other.name for other in RUNNERS if other.has_own_machines)
         raise ConfigError(f"worker.accelerator: expected {able}, which fits machines; got {runner.name}")
     name, place = ("archive", config.stream.archive) if config.mode == "streaming" else ("output", config.output)
-    if not runner.local_files and "://" not in place:
+    if runner.has_own_machines and "://" not in place:
         raise ConfigError(f"{name}: expected a folder that the workers of {runner.name} reach, gs://<bucket>/…; got {place!r}")
     if options.view_as(PortableOptions).environment_type == "PROCESS":
         for key, path in [(name, place), *(("input", path) for path in config.input if config.mode == "batch")]:

@@ -29,19 +29,10 @@ _HOW = (
 
 
 @contextlib.contextmanager
-def prism_serving(options: Any) -> Iterator[None]:
-    """Runs Prism during a block; sets Beam's options to use it, with workers in this process."""
-    from apache_beam.options.pipeline_options import PortableOptions
-
-    with running_prism(options) as endpoint:
-        portable = options.view_as(PortableOptions)
-        portable.job_endpoint, portable.environment_type = endpoint, "LOOPBACK"
-        yield
-
-
-@contextlib.contextmanager
 def running_prism(options: Any) -> Iterator[str]:
     """Runs Prism during a block, on a port of its own choice; yields its job endpoint, `host:port`.
+
+    Beam's options are set to use it, with workers in this process.
 
     Args:
       options: Beam's options; `--prism_location` names the binary. Without it the binary on the PATH or of `go install` is used,
@@ -50,6 +41,8 @@ def running_prism(options: Any) -> Iterator[str]:
     Raises:
       RunnerError: There is no Prism, or it does not start.
     """
+    from apache_beam.options.pipeline_options import PortableOptions
+
     command = [prism_binary(options), "--job_port=0", "--serve_http=false", "--log_kind=text"]
     process = subprocess.Popen(  # noqa: S603  the binary that the user chose
         ["/bin/sh", "-c", WITH_PARENT, "sh", *command],
@@ -66,22 +59,20 @@ def running_prism(options: Any) -> Iterator[str]:
             endpoint = endpoints.get(timeout=_START_SECONDS)
         if not endpoint:
             raise RunnerError(f"Prism does not start (exit code {process.poll()}); try it by hand: {' '.join(command)}")
+        portable = options.view_as(PortableOptions)
+        portable.job_endpoint, portable.environment_type = endpoint, "LOOPBACK"
         yield endpoint
     finally:
         _end(process)
 
 
 def _read_log(log: Any, endpoints: queue.SimpleQueue[str]) -> None:
-    """Hands over the endpoint that Prism logs at its start, and "" at its end; copies all lines where `PRISM_LOG` says."""
-    try:
-        with log, open(os.environ.get("PRISM_LOG", os.devnull), "ab") as copy:
-            for line in log:
-                copy.write(line)
-                copy.flush()
-                if found := re.search(rb"Serving JobManagement.*endpoint=(\S+:\d+)", line):
-                    endpoints.put(found[1].decode())
-    finally:
-        endpoints.put("")
+    """Hands over the endpoint that Prism logs at its start, and "" at its end."""
+    with log:
+        for line in log:
+            if found := re.search(rb"Serving JobManagement.*endpoint=(\S+:\d+)", line):
+                endpoints.put(found[1].decode())
+    endpoints.put("")
 
 
 def prism_binary(options: Any) -> str:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 from pipeline.beam_internals import drain_dataflow_job
-from pipeline.errors import ConfigError, RunnerError
+from pipeline.errors import RunnerError
 from pipeline.launch import dataflow, flink, prism
 
 
@@ -33,9 +33,8 @@ class Runner:
         are known there. Answers by request need that too, since the images of a request meet in memory.
       native_source: Whether a stream is read by Beam's own Pub/Sub source; else by the project's splittable DoFn.
       no_stream: Why it cannot run a stream; "" if it can.
-      needs: Beam's options that a job on it needs, `a|b` where one of two is enough, each with how to set it.
-      local_files: Whether its workers may see the launcher's files.
-      fits_machines: Whether it gives steps machines by their resource hints; elsewhere hints would only split fused steps.
+      needs: Beam's flags that a job on it needs; of two with `or` between them one.
+      has_own_machines: Whether it starts machines by the resource hints of steps, which do not see the launcher's files.
       experiments: Beam's experiments for its jobs, unless the user sets the opposite.
       stream_experiments: More of them, for streams.
       beam_name: The runner's name in Beam, or the full name of its class.
@@ -53,9 +52,8 @@ class Runner:
     in_process: bool = False
     native_source: bool = False
     no_stream: str = ""
-    needs: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    local_files: bool = True
-    fits_machines: bool = False
+    needs: tuple[str, ...] = ()
+    has_own_machines: bool = False
     experiments: tuple[str, ...] = ()
     stream_experiments: tuple[str, ...] = ()
     beam_name: str = ""
@@ -83,7 +81,6 @@ class Runner:
         return create_runner(self.beam_name or self.name)
 
 
-_JOB_SERVER = {"job_endpoint": "--job_endpoint <host>:<port> of a job server"}
 _BY_CHECKPOINT = "at the checkpoint after the one that ends its bundle"
 
 RUNNERS = (
@@ -101,7 +98,7 @@ RUNNERS = (
         in_process=True,
         stream_experiments=("prism_disable_sdf_split",),  # a puller cannot be split
         check=prism.prism_binary,
-        served=prism.prism_serving,
+        served=prism.running_prism,
     ),
     Runner(
         "FlinkRunner",
@@ -110,33 +107,25 @@ RUNNERS = (
         finalizes_early=True,
         check_stream=flink.check_stream,
         end_stream=operator.methodcaller("stop"),
-        needs={
-            "job_endpoint|flink_job_server_jar": "--job_endpoint <host>:<port> of a Flink job server, or "
-            "--flink_job_server_jar PATH, which Beam starts with Java"
-        },
+        needs=("--job_endpoint or --flink_job_server_jar",),
     ),
-    Runner("PortableRunner", _BY_CHECKPOINT, finalizes_early=True, needs=_JOB_SERVER),
+    Runner("PortableRunner", _BY_CHECKPOINT, finalizes_early=True, needs=("--job_endpoint",)),
     Runner(
         "SparkRunner",
         # https://beam.apache.org/documentation/runners/capability-matrix/: neither of the two works on Spark
         no_stream="Spark has no bundle finalization and cannot resume an unbounded source; it runs batch jobs only",
-        needs=_JOB_SERVER,
+        needs=("--job_endpoint",),
     ),
     Runner(
         "DataflowRunner",
         "when the runner's own state holds it",
         native_source=True,
-        needs={
-            "region": "--region, e.g. europe-west1",
-            "project": "--project, the Google Cloud project that pays for it",
-            "temp_location|staging_location": "--temp_location gs://<bucket>/<folder>",
-        },
+        needs=("--region", "--project", "--temp_location or --staging_location"),
         check=dataflow.check,
         check_stream=dataflow.check_stream,
         wait=dataflow.wait,
         end_stream=drain_dataflow_job,
-        local_files=False,
-        fits_machines=True,
+        has_own_machines=True,
         experiments=("no_use_multiple_sdk_containers",),  # one process a worker; by default each core loads a model of its own
     ),
 )
@@ -153,17 +142,3 @@ def runner_named(name: str) -> Runner:
             return runner
     *others, last = (runner.name for runner in RUNNERS)
     raise RunnerError(f"runner {name}: expected {', '.join(others)} or {last}")
-
-
-def check_runner(runner: Runner, options: Any) -> None:
-    """Checks that a runner can start a job with these options.
-
-    Raises:
-      ConfigError: An option is missing.
-      RunnerError: The runner cannot be reached or started.
-    """
-    given = options.get_all_options()
-    missing = [how for names, how in runner.needs.items() if not any(given[name] for name in names.split("|"))]
-    if missing:
-        raise ConfigError(f"runner {runner.name}: expected {'; and '.join(missing)}")
-    runner.check(options)

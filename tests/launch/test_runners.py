@@ -40,17 +40,10 @@ def error_of(capfd):
 @pytest.mark.parametrize(
     ("runner", "flags", "message"),
     [
-        ("FlinkRunner", (), "runner FlinkRunner: expected --job_endpoint <host>:<port> of a Flink job server, or --flink_job"),
-        ("PortableRunner", (), "runner PortableRunner: expected --job_endpoint <host>:<port> of a job server"),
-        ("SparkRunner", (), "runner SparkRunner: expected --job_endpoint <host>:<port> of a job server"),
+        ("FlinkRunner", (), "runner FlinkRunner: expected --job_endpoint or --flink_job_server_jar\n"),
+        ("SparkRunner", (), "runner SparkRunner: expected --job_endpoint\n"),
         ("SparkRunner", ("--job_endpoint=localhost:1",), "job_endpoint localhost:1: expected <host>:<port> where a job server"),
-        ("DataflowRunner", DATAFLOW[1:], "runner DataflowRunner: expected --region, e.g. europe-west1"),
-        (
-            "DataflowRunner",
-            DATAFLOW[:1],
-            "expected --project, the Google Cloud project that pays for it; and --temp_location gs://",
-        ),
-        ("DataflowRunner", DATAFLOW[:2], "runner DataflowRunner: expected --temp_location gs://<bucket>/<folder>"),
+        ("DataflowRunner", DATAFLOW[:1], "runner DataflowRunner: expected --project and --temp_location or --staging_location\n"),
         (
             "Spark",
             (),
