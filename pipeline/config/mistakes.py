@@ -24,24 +24,19 @@ _WORDS = {  # pydantic's, and those of somebody who writes a config
     r", (?:unable to|got) .*": "",
 }
 _ELSEWHERE = {  # flags of YOLO's tools, Ultralytics and other common programs
-    "conf confidence conf-thres conf-threshold thresh threshold": "--score-threshold",
+    "conf conf-thres confidence thresh": "--score-threshold",
     "iou iou-thres nms-threshold": "--iou-threshold",
-    "max-det topk top-k": "--max-detections",
-    "imgsz img-size image-size": "--input-hw, for models of any input size",
-    "source images image-dir": "--input",
-    "weights checkpoint saved-model model-path": "--model",
-    "out output-dir save-dir": "--output",
+    "max-det": "--max-detections",
+    "imgsz img-size": "--input-hw, for models of any input size",
+    "source images": "--input",
+    "weights checkpoint": "--model",
     "batch batch-size": "--batch-sizes, such as 1,2,4,8",
     "gpu gpus cuda": "--device gpu:0",
-    "half fp16 amp": "--precision bfloat16",
-    "workers num-workers jobs": "--feeder-processes and --read-threads",
-    "save save-img plot draw annotate crops save-crop": "another command, after the run: detect-objects pictures",
+    "half fp16": "--precision bfloat16",
+    "save save-crop annotate": "another command, after the run: detect-objects pictures",
     "csv save-csv": "--export csv, or the Parquet files in detections/, which pandas and duckdb read",
     "save-txt yolo": "--export yolo",
-    "json save-json coco": "--export coco; detections/*.jsonl is always written",
-    "quiet silent": "--log-level error",
-    "debug": "--verbose",
-    "resume continue only-new skip-existing": "no flag: images that have a row are skipped",
+    "resume only-new skip-existing": "no flag: images that have a row are skipped",
     "overwrite force exist-ok": "--again, which detects what is done again; the newest row counts",
 }
 _FLAGS = {name: flag for names, flag in _ELSEWHERE.items() for name in names.split()}
@@ -77,22 +72,18 @@ def near_flag(flag: str, known: Iterable[str]) -> str:
     """
     if elsewhere := _FLAGS.get(_bare(flag)):
         return f"use {elsewhere}" if elsewhere.startswith("--") else elsewhere
-    flags: dict[str, str] = {}
-    for each in known:
-        flags.setdefault(_bare(each), each)
+    flags = {_bare(each): each for each in reversed([*known])}
     near = difflib.get_close_matches(_bare(flag), flags, n=1, cutoff=_NEAR)
     return f"did you mean {flags[near[0]]}?" if near else ""
 
 
 def _near_key(path: list[str], cls: type) -> str:
-    keys = {setting.name: setting.key for setting in settings_of(cls)}
+    keys = {_bare(setting.flag or setting.name): setting.key for setting in settings_of(cls)}
     sections = {key.partition(".")[0] for key in keys.values() if "." in key}
     names = keys | {section: section for section in sections if len(path) == 1}
-    elsewhere = {setting.flag: setting.key for setting in settings_of(cls)}.get(_FLAGS.get(_bare(path[-1]), "-").split()[0])
-    near = [keys[key] for key in keys if keys[key] == elsewhere] or [
-        names[name] for name in difflib.get_close_matches(path[-1], names, n=1, cutoff=_NEAR)
-    ]
-    return f"did you mean {near[0]!r}?" if near else "detect-objects run --help-all lists all settings"
+    here = re.split("[ ,]", _FLAGS.get(_bare(path[-1]), path[-1]))[0]
+    near = difflib.get_close_matches(_bare(here), names, n=1, cutoff=_NEAR)
+    return f"did you mean {names[near[0]]!r}?" if near else "detect-objects run --help-all lists all settings"
 
 
 def _shown(value: object) -> str:

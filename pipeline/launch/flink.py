@@ -24,22 +24,23 @@ _UNREACHABLE_SECONDS = 60.0  # a launcher rides out a short loss of the network;
 _MISSING_SECONDS = 120.0  # so long may a submitted job be unknown to it
 _BEGIN_SECONDS = 300.0  # what a worker cannot reach by then it never will: to restart the job would only hide that
 _ENDED = ("FINISHED", "CANCELED", "FAILED")
-_SWITCHES = (
-    "object_reuse",
-    "finish_bundle_before_checkpointing",
-    "externalized_checkpoints_enabled",
-    "retain_externalized_checkpoints_on_cancellation",
-)
-_NUMBERS = (
-    "max_bundle_size",
-    "max_bundle_time_mills",
-    "checkpointing_interval",
-    "min_pause_between_checkpoints",
-    "num_concurrent_checkpoints",
-    "number_of_execution_retries",
-    "execution_retry_delay",
-)
-_TEXTS = ("state_backend", "state_backend_storage_path", "checkpointing_mode")
+_SWITCH: dict[str, Any] = {"action": "store_true", "default": None}
+_OPTIONS: dict[str, dict[str, Any]] = {  # with what argparse takes
+    "object_reuse": _SWITCH,
+    "finish_bundle_before_checkpointing": _SWITCH,
+    "externalized_checkpoints_enabled": _SWITCH,
+    "retain_externalized_checkpoints_on_cancellation": _SWITCH,
+    "max_bundle_size": {"type": int},
+    "max_bundle_time_mills": {"type": int},
+    "checkpointing_interval": {"type": int},
+    "min_pause_between_checkpoints": {"type": int},
+    "num_concurrent_checkpoints": {"type": int},
+    "number_of_execution_retries": {"type": int},
+    "execution_retry_delay": {"type": int},
+    "state_backend": {},
+    "state_backend_storage_path": {},
+    "checkpointing_mode": {},
+}
 _STREAM_DEFAULTS = {
     "finish_bundle_before_checkpointing": True,  # else checkpoints wait for bundles that wait for messages
     "min_pause_between_checkpoints": 1000,  # so that each worker has heard of one's end (`pipeline.stream.delayed_acks`)
@@ -59,12 +60,8 @@ class FlinkStreamOptions(PipelineOptions):
 
     @classmethod
     def _add_argparse_args(cls, parser: Any) -> None:
-        for name in _SWITCHES:
-            parser.add_argument(f"--{name}", action="store_true", default=None)
-        for name in _NUMBERS:
-            parser.add_argument(f"--{name}", type=int)
-        for name in _TEXTS:
-            parser.add_argument(f"--{name}")
+        for name, how in _OPTIONS.items():
+            parser.add_argument(f"--{name}", **how)
         parser.add_argument(
             "--savepoint_path", "--resume", metavar="PATH", help="savepoint or checkpoint from which a stream goes on"
         )
@@ -139,9 +136,9 @@ class FlinkJob:
         self._streams = streams
         self._url = f"http://{master}"
         self._name = name
-        self._before = self._jobs()
         self._stop = threading.Event()
         self._job = self._restarted = ""
+        self._before = self._jobs()
 
     def stop(self) -> None:
         """Asks `wait_until_finish` to stop the job with a savepoint; safe in a signal's handler."""
@@ -180,14 +177,14 @@ class FlinkJob:
             why = self._why_failed() if state == "FAILED" else f"job {self._job} was cancelled"
             raise RuntimeError(f"{why}; {self._how_to_go_on()}")
 
-    def _ask(self, path: str, body: Any = None, method: str = "GET") -> Any:
+    def _ask(self, path: str, body: Any = None, method: str = "GET", job: str = "") -> Any:
         """What Flink answers about the job.
 
         Raises:
           RunnerError: It refuses, for the reason that the message has.
           OSError: It cannot be reached, or has no leader yet.
         """
-        url = f"{self._url}/jobs/{self._job}{path}"
+        url = f"{self._url}/jobs/{job or self._job}{path}"
         answer = requests.request(method, url, json=body, timeout=_ASK_SECONDS)
         if answer.status_code == http.HTTPStatus.SERVICE_UNAVAILABLE:
             answer.raise_for_status()
@@ -197,9 +194,7 @@ class FlinkJob:
 
     def _jobs(self) -> frozenset[str]:
         """The ids of all jobs of this name, also of those that have ended."""
-        answer = requests.get(f"{self._url}/jobs/overview", timeout=_ASK_SECONDS)
-        answer.raise_for_status()
-        return frozenset(str(job["jid"]) for job in answer.json()["jobs"] if job["name"] == self._name)
+        return frozenset(str(job["jid"]) for job in self._ask("", job="overview")["jobs"] if job["name"] == self._name)
 
     def _found(self) -> bool:
         self._job = self._job or next(iter(self._jobs() - self._before), "")
