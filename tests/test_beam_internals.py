@@ -5,7 +5,7 @@ import re
 
 import pytest
 from apache_beam.metrics import monitoring_infos
-from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import fn_runner
 from apache_beam.runners.worker.statesampler import StateSampler
 from apache_beam.utils.counters import CounterFactory
@@ -30,26 +30,6 @@ def test_add_up_metrics_at_once(monkeypatch):
     (added,) = fn_runner.consolidate_monitoring_infos(iter(infos))
     assert monitoring_infos.extract_counter_value(added) == 5
     assert "consolidate_monitoring_infos(" in inspect.getsource(fn_runner.FnApiRunner.run_stages)
-
-
-def test_active_dataflow_jobs_and_drain_dataflow_job(tmp_path):
-    """A job that runs is named, and one that is drained gets that state."""
-    from apache_beam.runners.dataflow.dataflow_runner import DataflowPipelineResult, DataflowRunner
-    from apache_beam.runners.dataflow.internal import apiclient
-
-    from tests.dataflow_service import running_dataflow_service
-
-    with running_dataflow_service() as service:
-        flags = ["--project=p-of-test", "--region=europe-west1", "--no_auth", f"--dataflow_endpoint={service.endpoint}"]
-        options = PipelineOptions([*flags, f"--temp_location={tmp_path}", f"--staging_location={tmp_path}"])
-        assert beam_internals.active_dataflow_jobs(options.view_as(GoogleCloudOptions)) == []
-        service.jobs["job-0"] = {"id": "job-0", "name": "detect", "currentState": "JOB_STATE_RUNNING"}
-        assert beam_internals.active_dataflow_jobs(options.view_as(GoogleCloudOptions)) == ["detect"]
-        runner = DataflowRunner()
-        runner.dataflow_client = apiclient.DataflowApplicationClient(options)
-        result = DataflowPipelineResult(runner.dataflow_client.get_job("job-0"), runner)
-        beam_internals.drain_dataflow_job(result)
-        assert service.jobs["job-0"]["currentState"] == "JOB_STATE_DRAINING"
 
 
 def test_fetch_prism(tmp_path):

@@ -33,13 +33,10 @@ def changed(*argv):
         pytest.param(["--input", "a,b.jpg", "c.jpg"], {"input": ["a,b.jpg", "c.jpg"]}, id="file names may hold commas"),
         pytest.param(["--classes", "a,b", "c"], {"detect.classes": ["a", "b", "c"]}, id="lists"),
         pytest.param(["--classes", "1,on"], {"detect.classes": ["1", "on"]}, id="names that look like numbers"),
-        pytest.param(["--batch-sizes", "1,2", "4"], {"detect.batch_sizes": [1, 2, 4]}, id="numbers"),
         pytest.param(["--score-threshold", "1e-3"], {"detect.score_threshold": 0.001}, id="exponent"),
         pytest.param(["--input", "a", "--input", "b", "c"], {"input": ["a", "b", "c"]}, id="a list's flag twice adds up"),
         pytest.param(["--classes", "a,", " b "], {"detect.classes": ["a", "b"]}, id="commas and spaces at the ends"),
         pytest.param(["--input", "x", "--input", "\udcff.jpg"], {"input": ["x", "\udcff.jpg"]}, id="file name that is no UTF-8"),
-        pytest.param(["--model", "/m", "--name", "7"], {"model.path": "/m", "model.name": "7"}, id="texts stay texts"),
-        pytest.param(["--score-threshold", "0.4"], {"detect.score_threshold": 0.4}, id="number"),
         pytest.param(["--export", "csv,yolo", "voc"], {"write.export": ["csv", "yolo", "voc"]}, id="choices"),
         pytest.param(["--again", "--no-scaled-decode"], {"again": True, "detect.scaled_decode": False}, id="switches"),
         pytest.param(["--output", "5"], {"output": "5"}, id="text that looks like a number"),
@@ -103,17 +100,9 @@ WRONG_SETTINGS = {
 WRONG_PLACES = {
     "no input": (["--output", "out"], "no input: expected --input"),
     "missing input": (["--input", "absent/*.jpg", "--output", "out"], "input absent/*.jpg: no file matches"),
-    "unknown flag": ([*JOB, "--score-treshold", "1"], "did you mean --score-threshold?"),
-    "misspelt flag of the model": ([*JOB, "--modell", "x"], "did you mean --model?"),
     "stray argument": (["a.jpg", "--output", "out", "--input", "a.jpg"], "unexpected argument 'a.jpg'"),
-    "unknown runner": ([*JOB, "--runner", "NoRunner"], "runner NoRunner: expected DirectRunner"),
-    "no job server": (
-        [*JOB, "--runner", "FlinkRunner", "--job_endpoint=localhost:1"],
-        "job_endpoint localhost:1: expected <host>:<port> where a job server listens",
-    ),
     "unwritable output": (["--input", "a.jpg", "--output", "a.jpg/out", "--model", "digits"], "output a.jpg/out: "),
     "missing model": ([*JOB, "--model", "absent"], "model absent: expected a SavedModel"),
-    "missing model, dry": ([*JOB, "--model", "absent", "--dry-run"], "model absent: expected"),
 }
 MISTAKES = WRONG_SETTINGS | WRONG_PLACES
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import run
-from pipeline.config import load_config
+from pipeline.config import Config, load_config
 from tests.conftest import REPO, write_bright_image
 
 TEXT = (REPO / "deploy" / "cron.md").read_text()
@@ -38,24 +38,26 @@ def flags_of(command: list[str]) -> list[str]:
     return command[command.index("pipeline.run") + 1 :]
 
 
+def config_of(flags: list[str]) -> Config:
+    """The config of a command line, which has no flag of Beam."""
+    parsed, of_beam = run.make_parser().parse_known_args(flags)
+    assert of_beam == []
+    return load_config([str(REPO / path) for path in parsed.config], run._overrides(parsed))
+
+
 def test_both_schedules_run_the_same_command():
     cron = shlex.split(crontab_command().partition(" > ")[0])
     assert flags_of(cron) == flags_of(systemd_command())
 
 
 def test_its_flags_are_settings_and_its_days_are_days():
-    flags, of_beam = run.make_parser().parse_known_args(flags_of(systemd_command()))
-    config = load_config([str(REPO / path) for path in flags.config], run._overrides(flags))
-    assert of_beam == []
+    config = config_of(flags_of(systemd_command()))
     assert len(config.patterns()["/srv/raw/{date:%Y/%m/%d}/**"]) == 7
     assert config.when_busy == "skip" and config.allow_empty and not config.again
 
 
 def test_the_unit_of_a_stream_has_a_command_of_this_program_and_time_to_end():
-    command = systemd_command("detect-stream.service")
-    flags, of_beam = run.make_parser().parse_known_args(flags_of(command))
-    config = load_config([str(REPO / path) for path in flags.config], run._overrides(flags))
-    assert of_beam == []
+    config = config_of(flags_of(systemd_command("detect-stream.service")))
     assert (config.mode, config.monitoring.metrics_port) == ("streaming", 9090)
     unit = UNITS["detect-stream.service"]
     assert "TimeoutStopSec=5min" in unit and "RestartPreventExitStatus=2" in unit

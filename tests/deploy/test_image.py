@@ -1,6 +1,5 @@
-"""The image: its versions are the lock file's, and it takes only files that are there."""
+"""The image: its versions are the lock file's, and it takes files that are there."""
 
-import fnmatch
 import importlib.metadata
 import re
 import shlex
@@ -39,16 +38,6 @@ def pins(path: Path) -> dict[str, str]:
     return {each.name: str(each.specifier).removeprefix("==") for each in found if not each.marker or each.marker.evaluate(here)}
 
 
-def in_the_context(name: str) -> bool:
-    """Whether .dockerignore lets a file of the project through: the last line that speaks of it decides."""
-    let = True
-    for line in (DOCKERFILE.parent / "Dockerfile.dockerignore").read_text().split("\n"):
-        pattern = line.removeprefix("!").removeprefix("**/")
-        if line and not line.startswith("#") and (fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(name, f"{pattern}/*")):
-            let = line.startswith("!")
-    return let
-
-
 def test_beam_is_the_one_of_the_lock_file():
     """Boot entry point and SDK must be of one version, or workers do not start."""
     assert arguments()["BEAM"] == pins(REPO / "requirements.lock")["apache-beam"]
@@ -65,26 +54,7 @@ def test_the_cuda_libraries_are_those_that_the_locked_tensorflow_takes():
     assert [each for each in wanted if not each.specifier.contains(pinned[each.name])] == []
 
 
-def test_every_file_that_is_copied_is_there_and_in_the_context():
+def test_every_file_that_is_copied_is_there():
     for sources, _ in copies():
         for source in sources:
             assert (REPO / source).exists(), source
-            assert source == "." or in_the_context(source), source
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("pipeline/run.py", True),
-        ("models/digits/1/saved_model.pb", True),
-        ("configs/batch_gcs_dataflow_gpu.yaml", True),
-        ("deploy/models/yolov4/1/saved_model.pb", True),
-        ("requirements.lock", True),
-        (".git/HEAD", False),
-        (".venv/bin/python", False),
-        ("out/demo/report.html", False),
-        ("tests/conftest.py", False),
-    ],
-)
-def test_the_context_holds_the_project_and_nothing_else(name, expected):
-    assert in_the_context(name) == expected

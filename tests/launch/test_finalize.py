@@ -87,20 +87,6 @@ def test_where_all_images_die_of_one_cause_the_line_says_it(tmp_path, run_job, b
     assert example in [f"{path} does not exist; see {tmp_path}/out/dead_letters\n" for path in gone]
 
 
-def test_a_sample_is_named_after_its_image_whatever_that_is_called(tmp_path, run_job, bright_model):
-    """File systems bound the bytes of a name: 82 characters of CJK are 246; of the rarer ones, each is four."""
-    names = ["猫" * 82, "\U00020bb7" * 62, "a b&c" * 40]
-    for name in names:
-        write_bright_image(tmp_path / "image.png", (64, 48), (10, 10, 30, 30))
-        (tmp_path / "in").mkdir(exist_ok=True)
-        (tmp_path / "image.png").rename(tmp_path / "in" / f"{name}.png")
-    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]
-    code, _, err = run_job(*arguments, "--samples", 3)
-    assert (code, err) == (0, "")
-    samples = sorted(path.name[len("001-") :] for path in (tmp_path / "out" / "samples").iterdir())
-    assert samples == sorted(["猫" * 40 + ".jpg", "\U00020bb7" * 30 + ".jpg", ("a_b_c" * 40)[:120] + ".jpg"])
-
-
 @pytest.mark.parametrize(
     ("place", "code", "said"),
     [

@@ -88,10 +88,6 @@ def flink_of(request):
     return make
 
 
-def test_a_job_is_waited_for_until_it_is_done(flink_of):
-    flink_of(a=["INITIALIZING", "RUNNING", "RESTARTING", "RUNNING", "FINISHED"]).job().wait_until_finish()
-
-
 @pytest.mark.parametrize(
     ("state", "reason"),
     [

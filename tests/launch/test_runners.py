@@ -14,9 +14,9 @@ from apache_beam.runners.portability.prism_runner import PrismJobServer
 from pipeline import run
 from pipeline.config import load_config
 from pipeline.errors import ConfigError
-from pipeline.launch import options, runners
+from pipeline.launch import options
 from pipeline.launch.prism import prism_binary
-from pipeline.launch.runners import RUNNERS, Runner, runner_named
+from pipeline.launch.runners import RUNNERS, runner_named
 from tests.conftest import write_bright_image
 
 STREAM = ("--config", "configs/streaming_pubsub_direct.yaml", "--input", "projects/p-of-test/subscriptions/s01")
@@ -174,32 +174,6 @@ def test_workers_that_are_processes_elsewhere_need_whole_paths(flags, expected, 
 @pytest.mark.parametrize("runner", RUNNERS, ids=NAMES)
 def test_beam_knows_the_runner_of_each_row(runner):
     assert type(runner.make()).__name__ == (runner.beam_name or runner.name).rpartition(".")[2]
-
-
-def test_a_runner_is_added_by_one_row(monkeypatch, tmp_path, bright_model, capsys):
-    """A toy one, that is Beam's in-memory runner under another name: it is checked, served, loads the model here, and runs."""
-    import contextlib
-
-    seen = []
-
-    @contextlib.contextmanager
-    def served(options):
-        seen.append("begins")
-        yield
-        seen.append("ends")
-
-    def check(options):
-        seen.append("checked")
-
-    toy = Runner("ToyRunner", in_process=True, beam_name="FnApiRunner", check=check, served=served)
-    monkeypatch.setattr(runners, "RUNNERS", (*RUNNERS, toy))
-    write_bright_image(tmp_path / "in" / "a.png", (64, 48), (10, 10, 30, 30))
-
-    arguments = ["--input", str(tmp_path / "in"), "--output", str(tmp_path / "out"), "--model", bright_model]
-    assert run.main([*arguments, "--runner", "ToyRunner"]) == 0
-
-    assert seen == ["checked", "begins", "ends"]
-    assert "1 images read: 1 detected" in capsys.readouterr().out
 
 
 def test_options_that_beam_refuses_are_one_line_and_exit_code_2(tmp_path, bright_model, capfd):

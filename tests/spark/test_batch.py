@@ -1,4 +1,4 @@
-"""Spark runs batch jobs: the rows are those of a run on this machine alone. A stream it refuses."""
+"""Spark runs batch jobs: the rows are those of a run on this machine alone."""
 
 import json
 import os
@@ -38,17 +38,3 @@ def test_a_batch_job_on_spark_gives_the_rows_of_a_run_on_this_machine(spark, tmp
     summary = json.loads((there / "summary.json").read_text())
     assert summary["images"] == {"read": IMAGES + 1, "detected": IMAGES, "dead": 1, "skipped": 0}
     assert summary["config"]["runner"] == "SparkRunner"
-
-
-def test_a_stream_is_refused_in_one_line(spark, run_job):
-    stream = [
-        "--mode",
-        "streaming",
-        "--input",
-        "projects/p-of-test/subscriptions/s01",
-        "--output",
-        "projects/p-of-test/topics/t01",
-    ]
-    code, stdout, stderr = run_job(*stream, "--runner", "SparkRunner", *spark)
-    assert (code, stdout, stderr.count("\n")) == (2, "", 1)
-    assert "SparkRunner: Spark has no bundle finalization" in stderr
