@@ -15,7 +15,7 @@ feeding.py           what a process feeds to a device that costs nothing
 on_gpu.py            what was built without a GPU, tried on one
 only_new.py          a job over a million images of which most are done
 differences.py       what reduced precision and scaled decoding do to boxes and AP
-results.py           the tables, and .bench/results.json
+results.py           the tables
 
 Everything that is made lies in `.bench/`; all commands run from the repository's root.
 """

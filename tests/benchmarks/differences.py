@@ -50,7 +50,6 @@ def main() -> None:
     cells = {name: [f"{f[key]:.4f}" if f.get(key) is not None else "" for key in names] for name, f in found.items()}
     print(f"\n### Differences in the results\n\n{results.machine()}\n")
     print(results.table(header, [[name, *row] for name, row in cells.items()]), flush=True)
-    results.keep("differences", found)
 
 
 def _difference(images: Path, flags: Sequence[str], first: Sequence[str], second: Sequence[str] = ()) -> dict[str, Any]:

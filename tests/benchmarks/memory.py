@@ -1,6 +1,6 @@
-"""Peak memory of the pipeline beside the plain loop's, and memory and rate at 1,000 and at 20,000 images.
+"""Memory and rate of the pipeline at 1,000 and at 20,000 images.
 
-    python -m tests.benchmarks.memory [--rounds 2] [--sizes 1000,20000] [--precision float32] [--only peaks,sizes]
+    python -m tests.benchmarks.memory [--rounds 2] [--sizes 1000,20000] [--precision float32]
 
 The many images are the 512 small ones, as hard links under many names in nested folders: for the pipeline each is an image of
 its own (it knows them by their names), but the disk's cache serves them. The model is the full-sized one, so that the fixed
@@ -13,51 +13,24 @@ import argparse
 import dataclasses
 
 from tests.benchmarks import results
-from tests.benchmarks.contenders import OURS, OURS_BF16, PLAIN_BF16, REFERENCE, ours, own_contenders
-from tests.benchmarks.images import BENCH, COUNTS, SMALL, link_images, make_images
+from tests.benchmarks.contenders import ours
+from tests.benchmarks.images import BENCH, SMALL, link_images, make_images
 from tests.benchmarks.model import make_model
 from tests.benchmarks.rounds import run_rounds
 
 _PER_FOLDER = 500
-_SIZES = "1000,20000"
 
 
 def main() -> None:
-    """Runs what is wanted alternately and prints the tables."""
+    """Runs the sizes alternately and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--only", default="peaks,sizes", help="which parts (default: %(default)s)")
-    parser.add_argument("--sizes", default=_SIZES)
+    parser.add_argument("--sizes", default="1000,20000")
     default = "bfloat16" if "bf16" in results.machine() else "float32"
-    parser.add_argument("--precision", default=default, help="of the sizes: bfloat16 where the CPU has it, in half the time")
+    parser.add_argument("--precision", default=default, help="bfloat16 where the CPU has it, in half the time")
     parser.add_argument("--accept-noise", action="store_true", help="take runs as they are, however busy the machine is")
     args = parser.parse_args()
     make_model()
-    if "peaks" in args.only:
-        _peaks(args)
-    if "sizes" in args.only:
-        _sizes(args)
-
-
-def _peaks(args: argparse.Namespace) -> None:
-    """The pipeline beside the plain loop, at both precisions."""
-    pairs = {OURS: REFERENCE, OURS_BF16: PLAIN_BF16}
-    contenders = {name: contender for name, contender in own_contenders().items() if name in {*pairs, *pairs.values()}}
-    runs = run_rounds(contenders, make_images(SMALL), COUNTS[SMALL], args.rounds, args.accept_noise, BENCH / "out" / "peaks")
-    rows = []
-    for name, against in pairs.items():
-        peaks = {each: [run.peak_rss_mb for run in runs if run.contender == each] for each in (name, against)}
-        ratios = results.ratios(runs, name, against, of="peak_rss_mb")
-        rows.append(
-            [name, *(results.spread(peaks[each], ".0f") for each in (name, against)), results.spread(ratios, ".2f"), "1.15"]
-        )
-    print(f"\n### Peak memory, {COUNTS[SMALL]} images\n\n{results.machine()}\n")
-    print(results.table(["", "peak RSS MB", "its plain loop's", "ratio", "wanted at most"], rows), flush=True)
-    results.keep("peaks", {"runs": [dataclasses.asdict(run) for run in runs]})
-
-
-def _sizes(args: argparse.Namespace) -> None:
-    """Many images beside few."""
     contender, runs = ours("--precision", args.precision), []
     for number in range(args.rounds):
         for size in map(int, args.sizes.split(",")):
@@ -83,8 +56,6 @@ def _sizes(args: argparse.Namespace) -> None:
         )
     print(f"\n### Many images, {args.precision}\n\n{results.machine()}; runs left out as noisy: {len(runs) - len(kept)}\n")
     print(results.table(["", "images/s", f"to {names[0]}", "peak RSS MB", f"to {names[0]}"], rows), flush=True)
-    if args.sizes == _SIZES:
-        results.keep("memory", {"precision": args.precision, "runs": [dataclasses.asdict(run) for run in runs]})
 
 
 if __name__ == "__main__":

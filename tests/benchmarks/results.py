@@ -1,28 +1,15 @@
-"""The tables, and what stands behind them in `.bench/results.json`."""
+"""The tables."""
 
 from __future__ import annotations
 
-import datetime
-import json
 import os
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from typing import Any
 
 from tests.benchmarks.contenders import REFERENCE, Contender
-from tests.benchmarks.images import BENCH
 from tests.benchmarks.rounds import Run
-
-RESULTS = BENCH / "results.json"
-
-
-def keep(section: str, figures: Mapping[str, Any]) -> None:
-    """Writes a section's figures to results.json, beside the other sections'."""
-    sections = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    sections[section] = {"machine": machine(), "taken_at": datetime.datetime.now().isoformat(timespec="seconds"), **figures}
-    RESULTS.write_text(json.dumps(sections, indent=1) + "\n")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -2,7 +2,6 @@
 
     throughput   images/s of a backlog, beside the batch job and the streaming pipeline that Beam's documentation suggests
     latency      p50 and p99 from publishing to receiving, for one image alone and at half of the throughput
-    memory       peak memory of 20,000 messages beside that of 1,000
 
 `--runner DirectRunner PrismRunner` measures these by turns. Publisher, emulator (Java), Prism and job share this machine's cores;
 so does everything here that receives. Figures go to `.bench/streaming.json`.
@@ -163,31 +162,6 @@ class Bench:
             "p50_to_alone": round(loaded_ms["p50"] / alone_ms["p50"], 2),
         }
 
-    def memory(self) -> dict[str, Any]:
-        """Peak resident memory of the job and of Prism, for few messages and for many (by URI: the emulator keeps all)."""
-        few, many = (100, 500) if self._quick else (1000, 20_000)
-        peaks = {count: self._peak_mb(count) for count in (few, many)}
-        return {"peak_mb": peaks, "ratio": round(peaks[many]["job"] / peaks[few]["job"], 3)}
-
-    def _peak_mb(self, count: int) -> dict[str, float]:
-        peaks: collections.Counter[str] = collections.Counter()
-        links = _many_links(count)
-        with self._job("--allow-uri-prefix", str(links)) as (job, receiver):
-            job.start()
-
-            def sample(received: list[Received]) -> bool:
-                process = psutil.Process(job.pid)
-                peaks["job"] = max(peaks["job"], process.memory_info().rss)
-                for child in process.children(recursive=True):
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        peaks[child.name()] = max(peaks[child.name()], child.memory_info().rss)
-                return len(received) >= count
-
-            _publish_uris(job, links)
-            receiver.wait(sample)
-            _end(job)
-        return {name: round(size / 1e6, 1) for name, size in peaks.items()}
-
     @contextlib.contextmanager
     def _job(self, *flags: str) -> Iterator[tuple[StreamingJob, Receiver]]:
         folder = BENCH / "out" / "streaming"
@@ -253,7 +227,7 @@ class Bench:
 
 def main() -> None:
     """Runs the measurements that are named, or all."""
-    every = ("throughput", "latency", "memory")
+    every = ("throughput", "latency")
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("what", nargs="*", choices=[*every, []], help="default: all")
     flags.add_argument("--quick", action="store_true", help="small numbers, to see that it works")

@@ -17,37 +17,17 @@ that: it shows who does the same work, not who is right.
 from __future__ import annotations
 
 import argparse
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from models.evaluate.agreement import compare
 from tests.benchmarks import results
-from tests.benchmarks.contenders import (
-    OURS,
-    OURS_BF16,
-    PLAIN_BF16,
-    REFERENCE,
-    Contender,
-    earlier_contenders,
-    own_contenders,
-)
+from tests.benchmarks.contenders import REFERENCE, Contender, earlier_contenders, own_contenders
 from tests.benchmarks.images import BENCH, COUNTS, LARGE, SMALL, link_images, make_images
 from tests.benchmarks.model import make_model
-from tests.benchmarks.rounds import Run, output_of, run_rounds
+from tests.benchmarks.rounds import output_of, run_rounds
 
 _TITLES = {SMALL: "JPEGs of about 640x480", LARGE: "JPEGs of 12 megapixels"}
-# (faster, than which, at least this many times as fast), by kind of images
-_TARGETS = {
-    SMALL: [
-        (OURS, REFERENCE, 0.95),
-        (OURS_BF16, PLAIN_BF16, 0.95),
-        (OURS_BF16, OURS, 1.7),
-        (OURS, "Beam as documented", 1.4),
-        (OURS, "tfx_bsl RunInference", 1.2),
-    ],
-    LARGE: [(OURS, REFERENCE, 0.9), (OURS_BF16, PLAIN_BF16, 0.9)],
-}
 
 
 def main() -> None:
@@ -72,12 +52,7 @@ def _measure(kind: str, contenders: Mapping[str, Contender], args: argparse.Name
     kept = [run for run in runs if args.accept_noise or not run.noisy]
     agreement = _agreement(contenders, output)
     print(f"\n### {count} {_TITLES[kind]}\n\n{results.machine()}; runs left out as noisy: {len(runs) - len(kept)}\n")
-    print(results.runs_table(kept, contenders, agreement), "\n")
-    print(_targets_table(kept, _TARGETS[kind]), flush=True)
-    if args.only or args.count or args.before:
-        return  # a look while developing: not to be mistaken for the full figures
-    figures = {"runs": [dataclasses.asdict(run) for run in runs], "agreement": agreement}
-    results.keep(f"throughput {kind}", figures)
+    print(results.runs_table(kept, contenders, agreement), flush=True)
 
 
 def _agreement(contenders: Mapping[str, Contender], output: Path) -> dict[str, float]:
@@ -86,15 +61,6 @@ def _agreement(contenders: Mapping[str, Contender], output: Path) -> dict[str, f
         return {}
     rows = {name: str(output_of(output, name) / "detections") for name in contenders}
     return {name: compare(rows[name], rows[REFERENCE])["agreement"] for name in contenders}
-
-
-def _targets_table(runs: Sequence[Run], targets: Sequence[tuple[str, str, float]]) -> str:
-    rows = []
-    for faster, slower, least in targets:
-        found = results.ratios(runs, faster, slower)
-        if found:
-            rows.append([f"{faster} / {slower}", f"{least:g}", results.spread(found, ".2f")])
-    return results.table(["ratio", "wanted at least", "measured: median (least..most) of rounds"], rows)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -39,19 +39,6 @@ def files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_file())
 
 
-def jpeg_wh(content: bytes) -> tuple[int, int]:
-    """Width and height of a JPEG, from its header."""
-    at = 2
-    while True:
-        if content[at] != 0xFF:
-            at += 1
-            continue
-        marker = content[at + 1]
-        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            return int.from_bytes(content[at + 7 : at + 9], "big"), int.from_bytes(content[at + 5 : at + 7], "big")
-        at += 2 + int.from_bytes(content[at + 2 : at + 4], "big")
-
-
 def row(uri: str, width: int, height: int, answer: Mapping[str, Any], index: int) -> str:
     """One image's row, as the pipeline writes it: boxes in original pixels.
 
@@ -127,13 +114,6 @@ def _note(kind: str, text: str) -> None:
     if _NOTES in os.environ:
         with tempfile.NamedTemporaryFile("w", dir=os.environ[_NOTES], prefix=f"{kind}-", delete=False) as file:
             file.write(text)
-
-
-def process_started_at() -> float:
-    """When this process started, seconds since the epoch."""
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    up_seconds = float(Path("/proc/uptime").read_text().split()[0])
-    return time.time() - up_seconds + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _union(intervals: Iterable[tuple[float, float]]) -> list[list[float]]:
