@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 import requests
@@ -22,7 +23,8 @@ from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.lock import LOCK, locked
 from pipeline.results.rows import detections_table, json_rows
 from pipeline.results.shards import COMPACTED, list_shards, read_batches, shard_of_name, write_shard
-from pipeline.storage.files import write_file
+from pipeline.storage.cloud import blob_of
+from pipeline.storage.files import read_file, write_file
 from tests.recorded_disk import laid_out, recorded
 from tests.shard_rows import VERSION, detected, failed, rows_in, write_rows
 
@@ -386,6 +388,29 @@ def test_killed_while_cloud_storage_changes_no_reader_loses_a_row(strict_gcs_buc
         left = [len([*strict_gcs_bucket.list_blobs(prefix=f"{number}/{kind}/")]) for kind in (DETECTIONS, DEAD_LETTERS)]
         assert left == [2, 2], number
     assert number > 10
+
+
+def test_a_shard_that_was_replaced_after_it_was_read_is_not_deleted(strict_gcs_bucket, monkeypatch):
+    """Nor one that is replaced at the last moment: each deletion names the generation, at which the emulator does not look."""
+    output = f"gs://{strict_gcs_bucket.name}/out"
+    (path,) = write_rows(output, [detected("a")])
+    write_rows(output, [detected("b")])
+    replaced, content, asked, send = blob_of(path), read_file(path), [], requests.Session.request
+
+    def request(self, method, url, *args, **kwargs):
+        asked.append((method, url))
+        if method == "GET" and sum("alt=media" in url for _, url in asked) == 3:  # the keys of both are read
+            replaced.upload_from_string(content)
+        return send(self, method, url, *args, **kwargs)
+
+    monkeypatch.setattr(requests.Session, "request", request)
+    assert compact(output) == Compacted()
+    generations = {blob.name: str(blob.generation) for blob in strict_gcs_bucket.list_blobs(prefix="out/detections/")}
+    assert compact(output) == Compacted(2, 1, 2, 0)
+    deleted = {unquote(url): parse_qs(urlsplit(url).query) for method, url in asked if method == "DELETE" and LOCK not in url}
+    for name, generation in generations.items():
+        (condition,) = (query for url, query in deleted.items() if f"/{name}?" in url)
+        assert condition["ifGenerationMatch"] == [generation], name
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@
 3. It groups small shards of similar size, so that a new row costs a few files of its own size, and larger ones of which more than
    a fifth of the rows lost.
 4. For each group it writes the merged shard, whose metadata names its sources, so that readers skip these. Then it deletes the
-   sources' views and, last, the sources; no other file ever has their names.
+   sources' views and, last, the sources, all of them only in the generations that it read.
 
 Of one key the newest row stays, a detection before any dead letter; of equal ones that in the shard of the highest level, then of
 the last name. A merged shard has a higher level than its sources, so a row that stays only ever rises in one order that all
@@ -18,7 +18,7 @@ import contextlib
 import json
 import posixpath
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +33,7 @@ from pipeline.results.newest import lost_rows
 from pipeline.results.rows import SCHEMAS, uri_of
 from pipeline.results.run import ABANDONED_SECONDS, remove_abandoned
 from pipeline.results.shards import COMPACTED, SOURCES, Shard, list_shards, read_columns, shard_of_name, write_shard
-from pipeline.storage.files import delete_files, existing, folders_of, is_own_file, sync
+from pipeline.storage.files import delete_generations, folders_of, generations_of, is_own_file, sync
 from pipeline.storage.listing import files_of
 
 _ROWS, _BYTES, _FILES = 100_000, 16 << 20, 500  # of a group of sources at most; each reader reads their names
@@ -106,23 +106,24 @@ def compact(output: str, until: str = "", *, keep_latest: bool = False, wait_s: 
 
 def _finish(output: str) -> list[Shard]:
     """Deletes what earlier compactions and killed runs have left; returns the shards that readers see."""
-    paths = {file.path for kind in SCHEMAS for file in files_of(f"{output}/{kind}") if is_own_file(file.path)}
-    shards = list_shards(output)  # after `paths`, so that a shard that is only in these is a source of a merged one, or gone
-    merged = paths - {shard.path for shard in shards}
-    named = {shard for path in paths if (shard := shard_of_name(f"{path.rpartition('.')[0]}.parquet"))}
-    left = [shard for shard in named if shard.path in merged]
-    sync(folders_of(shard.path for shard in left))  # whoever died may not have done so after renaming the merged shard
-    _delete([path for shard in left for path in (shard.view, shard.path)])
-    old = time_in_name(time.time() - ABANDONED_SECONDS)
-    delete_files(shard.view for shard in named if shard.path not in paths and (shard.run == COMPACTED or shard.written_at < old))
+    found = {file.path: file.generation for kind in SCHEMAS for file in files_of(f"{output}/{kind}") if is_own_file(file.path)}
+    shards = list_shards(output)  # after `found`, so that a shard that is only there is a source of a merged one, or gone
+    seen, old = {shard.path for shard in shards}, time_in_name(time.time() - ABANDONED_SECONDS)
+    left = {}
+    for path, generation in found.items():
+        shard = shard_of_name(f"{path.rpartition('.')[0]}.parquet")
+        if shard and shard.path not in seen and (shard.path in found or shard.run == COMPACTED or shard.written_at < old):
+            left[path] = generation
+    sync(folders_of(left))  # whoever died may not have done so after renaming the merged shard
+    _delete(left)
     return shards
 
 
-def _delete(paths: Sequence[str]) -> None:
+def _delete(generations: Mapping[str, str]) -> None:
     """Deletes views, then shards: as long as a source is there, the next compaction finds what is left."""
     for ending in (".jsonl", ".parquet"):
-        delete_files(path for path in paths if path.endswith(ending))
-        sync(folders_of(paths))
+        delete_generations({path: each for path, each in generations.items() if path.endswith(ending)})
+        sync(folders_of(generations))
 
 
 def _part(shard: Shard, with_images: bool) -> _Part | None:
@@ -197,16 +198,16 @@ def _merge(output: str, group: Sequence[_Part], share: float) -> Compacted:
     """Writes a merged shard and deletes its sources; one that is damaged, or no longer what was decided on, stays."""
     tables = [_kept_rows(part) for part in group]
     group = [part for part, table in zip(group, tables, strict=True) if table is not None]
-    paths = existing(path for part in group for path in (part.shard.view, part.shard.path))
+    found = generations_of(path for part in group for path in (part.shard.view, part.shard.path))
     # some have gone if this compaction was paused for long, and another one has merged them
-    if not (_is_worth(group, share) and {part.shard.path for part in group} <= {*paths}):
+    if not (_is_worth(group, share) and all(found.get(part.shard.path) == part.shard.generation for part in group)):
         return Compacted()
     kind, sources = group[0].shard.kind, json.dumps(sorted(posixpath.basename(part.shard.path) for part in group))
     metadata = {SOURCES: sources, _LEVEL: max(part.level for part in group) + b"+"}
     merged = pa.concat_tables(table for table in tables if table is not None).sort_by("uri").replace_schema_metadata(metadata)
     if len(merged):
-        write_shard(output, kind, merged, COMPACTED, view=any(path.endswith(".jsonl") for path in paths))
-    _delete(paths)
+        write_shard(output, kind, merged, COMPACTED, view=any(path.endswith(".jsonl") for path in found))
+    _delete(found)
     return Compacted(len(group), int(len(merged) > 0), len(merged), sum(len(part.lost) for part in group) - len(merged))
 
 

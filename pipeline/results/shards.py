@@ -4,8 +4,8 @@
     detections/20261121T020000Z-<run>-<uuid>.jsonl        the same rows for people; never read back
     dead_letters/20261121T020000Z-<run>-<uuid>.parquet    rows of images and messages that failed
 
-A shard is written under another name, synced and renamed once; on Cloud Storage an object is there when all of it is. It is never
-overwritten. Its view is there before it. Only compaction deletes shards; the metadata of a merged shard names its sources,
+A shard is written under another name, synced and renamed once; on Cloud Storage it is written with `ifGenerationMatch=0`. It is
+never overwritten. Its view is there before it. Only compaction deletes shards; the metadata of a merged shard names its sources,
 so a reader that sees both skips the sources.
 
 Of rows with the same key the newest counts, a detection before any dead letter.
@@ -58,6 +58,7 @@ class Shard(NamedTuple):
       size_bytes: Its size.
       run: The run that wrote it; `compact` for a merged one.
       written_at: The time in its name, as `20261121T020000Z`.
+      generation: Its generation; empty if unknown.
     """
 
     path: str
@@ -65,6 +66,7 @@ class Shard(NamedTuple):
     size_bytes: int
     run: str
     written_at: str
+    generation: str = ""
 
     @property
     def view(self) -> str:
@@ -73,19 +75,19 @@ class Shard(NamedTuple):
 
 
 class StagedShard(NamedTuple):
-    """A complete shard without its final name: its staged files and their final ones, the view first; objects are not staged."""
+    """A complete shard without its final name: its staged files and their final ones, the view first."""
 
     names: tuple[tuple[str, str], ...]
 
 
-def shard_of_name(path: str, size_bytes: int = 0) -> Shard | None:
+def shard_of_name(path: str, size_bytes: int = 0, generation: str = "") -> Shard | None:
     """The shard with this path; None if the path is no shard's.
 
     >>> shard_of_name("out/detections/20261121T020000Z-0a1b-" + "0" * 32 + ".parquet").run
     '0a1b'
     """
     found = ROWS.fullmatch("/".join(path.rsplit("/", 2)[-2:]))
-    return Shard(path, found[1], size_bytes, found[3], found[2]) if found and found[4] == "parquet" else None
+    return Shard(path, found[1], size_bytes, found[3], found[2], generation) if found and found[4] == "parquet" else None
 
 
 def list_shards(output: str, kinds: Sequence[str] = (DETECTIONS, DEAD_LETTERS)) -> list[Shard]:
@@ -94,15 +96,10 @@ def list_shards(output: str, kinds: Sequence[str] = (DETECTIONS, DEAD_LETTERS)) 
     A listing is no snapshot: it may miss a merged shard that appears and a source that goes meanwhile. A second one finds the
     merged shard, so this is their union.
     """
-    found = {*_listed(output, kinds), *_listed(output, kinds)}
-    merged = {name for shard in found if shard.run == COMPACTED for name in sources_of(shard)}
-    return sorted(shard for shard in found if posixpath.basename(shard.path) not in merged)
-
-
-def _listed(output: str, kinds: Sequence[str]) -> Iterator[Shard]:
-    for kind in kinds:
-        shards = (shard_of_name(file.path, file.size_bytes) for file in files_of(f"{output}/{kind}", "*.parquet"))
-        yield from (shard for shard in shards if shard and is_own_file(shard.path))
+    files = (file for _ in range(2) for kind in kinds for file in files_of(f"{output}/{kind}", "*.parquet"))
+    found = {shard.path: shard for file in files if (shard := shard_of_name(*file)) and is_own_file(shard.path)}
+    merged = {name for shard in found.values() if shard.run == COMPACTED for name in sources_of(shard)}
+    return sorted(shard for shard in found.values() if posixpath.basename(shard.path) not in merged)
 
 
 def undisturbed(read: Callable[[], _Answer]) -> _Answer:
@@ -143,14 +140,14 @@ def _opened(shard: Shard) -> Iterator[Any]:
         with pa.OSFile(shard.path) as file:
             yield file
         return
-    from google.api_core.exceptions import NotFound
+    from google.api_core.exceptions import NotFound, PreconditionFailed
 
-    found = FoundFile(shard.path, shard.size_bytes)  # a shard is never overwritten, so its generation is not asked for
+    found = FoundFile(shard.path, shard.size_bytes, shard.generation)
     try:
         with open_object(found, retried(store_of(shard.path).read_range), _PART_BYTES) as file:
             yield file
-    except NotFound as err:
-        raise FileNotFoundError(f"{shard.path} does not exist") from err
+    except (NotFound, PreconditionFailed) as err:
+        raise FileNotFoundError(f"{shard.path} does not exist any more") from err
 
 
 @contextlib.contextmanager
@@ -258,7 +255,7 @@ def write_shard(output: str, kind: str, table: pa.Table, run: str, view: bool = 
     name, staging = f"{output}/{kind}/{_new_name(run)}", f"{output}/{STAGING}{run}"
     if view:
         write_file(f"{name}.jsonl", _view(table, kind), staging)
-    write_file(f"{name}.parquet", parquet_bytes(table), staging)
+    write_file(f"{name}.parquet", parquet_bytes(table), staging, replace=False)
     return f"{name}.parquet"
 
 
@@ -276,8 +273,8 @@ def publish_shard(staged: StagedShard) -> None:
     """Gives a staged shard its name; durable when it returns. May be repeated, also by several processes at once."""
     for path, final in staged.names:
         try:
-            move_files({path: final})
-        except FileNotFoundError as err:
+            move_files({path: final}, replace=False)
+        except (FileNotFoundError, FileExistsError) as err:  # an earlier attempt has renamed it
             if not exists(final):
                 message = f"{path} is gone and {final} is not there; was the staging folder removed?"
                 raise OutputError(f"output: {message}") from err

@@ -64,43 +64,59 @@ def server_times(client: Any) -> Iterator[list[float]]:
         hooks.remove(note)
 
 
-def write_object(path: str, content: bytes) -> None:
+def write_object(path: str, content: bytes, *, replace: bool = True) -> None:
     """Writes a small object, `gs://…`, in one request: all of it or nothing.
 
     Its content type follows its ending, so that a browser shows a page from its address.
+
+    Raises:
+      FileExistsError: Without `replace`, another object has this name.
     """
+    from google.api_core.exceptions import PreconditionFailed
     from google.cloud.storage.retry import DEFAULT_RETRY
 
-    kind = mimetypes.guess_type(path)[0] or "application/octet-stream"
-    # a retry is safe without a precondition: the content is the same
-    blob_of(path).upload_from_string(content, content_type=kind, retry=DEFAULT_RETRY)
+    blob, kind = blob_of(path), mimetypes.guess_type(path)[0] or "application/octet-stream"
+    try:
+        # a retry is safe: the content is the same
+        blob.upload_from_string(content, content_type=kind, retry=DEFAULT_RETRY, **_only_new(replace))
+    except PreconditionFailed as err:
+        if blob_of(path).download_as_bytes() != content:  # else the answer was lost, and the client has tried again
+            raise FileExistsError(f"{path} is there already, with other content") from err
 
 
-def delete_object(path: str) -> None:
-    """Deletes an object, `gs://…`; a missing one is no error."""
-    from google.api_core.exceptions import NotFound
+def delete_object(path: str, generation: str = "") -> None:
+    """Deletes an object, `gs://…`, only of the given generation if there is one; a missing one is no error."""
+    from google.api_core.exceptions import NotFound, PreconditionFailed
     from google.cloud.storage.retry import DEFAULT_RETRY
 
-    with contextlib.suppress(NotFound):
-        blob_of(path).delete(retry=DEFAULT_RETRY)
+    only_if = {"if_generation_match": int(generation)} if generation else {}
+    with contextlib.suppress(NotFound, PreconditionFailed):
+        blob_of(path).delete(retry=DEFAULT_RETRY, **only_if)
 
 
-def move_object(path: str, new: str) -> None:
+def move_object(path: str, new: str, *, replace: bool = True) -> None:
     """Renames an object, `gs://…`; one that has the new name is replaced.
 
     Raises:
       FileNotFoundError: It is not there.
+      FileExistsError: Without `replace`, an object has the new name.
     """
-    from google.api_core.exceptions import NotFound
+    from google.api_core.exceptions import NotFound, PreconditionFailed
     from google.cloud.storage.retry import DEFAULT_RETRY
 
     blob, target = blob_of(path), blob_of(new)
     try:
         # keeps content and type; within a bucket no bytes are copied
-        blob.bucket.copy_blob(blob, target.bucket, target.name, retry=DEFAULT_RETRY)
+        blob.bucket.copy_blob(blob, target.bucket, target.name, retry=DEFAULT_RETRY, **_only_new(replace))
     except NotFound as err:
         raise FileNotFoundError(f"{path} does not exist") from err
+    except PreconditionFailed as err:
+        raise FileExistsError(f"{new} is there already") from err
     delete_object(path)
+
+
+def _only_new(replace: bool) -> dict[str, Any]:
+    return {} if replace else {"if_generation_match": 0}
 
 
 def blob_of(path: str, generation: str = "") -> Any:

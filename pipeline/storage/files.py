@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import itertools
 import math
 import os
 import posixpath
@@ -42,21 +41,25 @@ def create(path: str) -> Any:
     return open(path, "wb")
 
 
-def write_file(path: str, content: bytes, staging: str = "") -> None:
+def write_file(path: str, content: bytes, staging: str = "", *, replace: bool = True) -> None:
     """Writes a whole file atomically and durably, also beside other writers of the same file.
 
     Args:
       path: Its name; a missing folder is made.
       content: All of it.
       staging: Folder on the same disk for the temporary file that a kill leaves; default: beside the file. Objects need none.
+      replace: Whether an object that has this name is replaced; a local file is.
+
+    Raises:
+      FileExistsError: Without `replace`, another object has this name.
     """
-    write_files({path: content}, staging)
+    write_files({path: content}, staging, replace=replace)
 
 
-def write_files(contents: Mapping[str, bytes], staging: str = "") -> None:
+def write_files(contents: Mapping[str, bytes], staging: str = "", *, replace: bool = True) -> None:
     """Writes several files, each as `write_file` does, with one sync for all."""
     objects, others = _divided(contents)
-    _in_parallel(lambda path: write_object(path, contents[path]), objects)
+    _in_parallel(lambda path: write_object(path, contents[path], replace=replace), objects)
     staged: dict[str, str] = {}
     for path in others:
         # not derived from the file's name, which may have the greatest possible length
@@ -115,11 +118,17 @@ def read_file(path: str) -> bytes:
 
 def delete_files(paths: Iterable[str]) -> None:
     """Deletes files by their exact names, objects in any order; a missing file is no error."""
-    objects, others = _divided(paths)
-    _in_parallel(delete_object, objects)
+    delete_generations(dict.fromkeys(paths, ""))
+
+
+def delete_generations(generations: Mapping[str, str]) -> None:
+    """Deletes files, as `delete_files` does, but those that have been replaced since they had this generation; empty: any."""
+    objects, others = _divided(generations)
+    _in_parallel(lambda path: delete_object(path, generations[path]), objects)
     for path in others:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(path)
+        if generations[path] in ("", generation_of(path)):
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(path)
 
 
 def exists(path: str) -> bool:
@@ -127,22 +136,24 @@ def exists(path: str) -> bool:
     return bool(generation_of(path)) if "://" in path else os.path.exists(path)
 
 
-def existing(paths: Iterable[str]) -> list[str]:
-    """Those of some files that exist."""
+def generations_of(paths: Iterable[str]) -> dict[str, str]:
+    """Those of some files that exist, each with its generation."""
     paths = list(paths)
-    return list(itertools.compress(paths, _in_parallel(exists, paths)))
+    return {path: generation for path, generation in zip(paths, _in_parallel(generation_of, paths), strict=True) if generation}
 
 
-def move_files(names: Mapping[str, str]) -> None:
+def move_files(names: Mapping[str, str], *, replace: bool = True) -> None:
     """Renames files, each within its disk, and replaces files that have the new names.
 
     The files are durable before they replace anything, and their new names are durable when this returns.
 
     Args:
       names: Path -> new path.
+      replace: Whether objects that have the new names are replaced; local files are.
 
     Raises:
       FileNotFoundError: A file is not there.
+      FileExistsError: Without `replace`, an object has a new name.
     """
     objects, others = _divided(names)
     for folder in folders_of(names[path] for path in others):
@@ -152,7 +163,7 @@ def move_files(names: Mapping[str, str]) -> None:
         os.replace(path, names[path])
     sync(folders_of(names[path] for path in others))
     for path in objects:
-        move_object(path, names[path])
+        move_object(path, names[path], replace=replace)
 
 
 def _divided(paths: Iterable[str]) -> tuple[list[str], list[str]]:

@@ -2,11 +2,14 @@
 
 import json
 import os
+import time
+import uuid
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import requests
 
 from pipeline.errors import OutputError
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, dead_letter_row, detection_row, row_bytes
@@ -23,7 +26,7 @@ from pipeline.results.shards import (
     stage_shard,
     write_shard,
 )
-from pipeline.storage.files import read_file
+from pipeline.storage.files import read_file, write_file
 from tests.shard_rows import VERSION, detected, failed, rows_in, write_rows
 
 NAMES = ["a.jpg", "häslein.jpg", "\udc80.jpg", "x\\udc80.jpg", "gs://b/a,b.jpg", "=1+1.jpg", "a\n.jpg", "😀" * 50]
@@ -83,6 +86,24 @@ def test_a_staged_shard_gets_its_name_once_however_often_that_is_tried(output):
     lost = StagedShard(((f"{output}/.staging-run/gone.parquet", f"{output}/detections/gone.parquet"),))
     with pytest.raises(OutputError, match="is gone"):
         publish_shard(lost)
+
+
+def test_on_cloud_storage_a_shard_overwrites_no_object(strict_gcs_bucket, monkeypatch):
+    """Neither where it is written, nor where a staged one gets its name; there the emulator does not look at the condition."""
+    output, table = f"gs://{strict_gcs_bucket.name}/out", detections_table([detected("a.jpg")], VERSION, "run", 1.0)
+    asked, send = [], requests.Session.request
+    monkeypatch.setattr(requests.Session, "request", lambda *args, **how: asked.append(args[1:3]) or send(*args, **how))
+    publish_shard(stage_shard(output, "detections", table, "run"))
+    (copied,) = (url for method, url in asked if method == "POST" and "copyTo" in url)
+    assert "ifGenerationMatch=0" in copied
+    monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=7))
+    monkeypatch.setattr(time, "time", lambda: 1.0)
+    path = write_shard(output, "detections", table, "run")
+    assert write_shard(output, "detections", table, "run") == path, "the same content: the answer to the first try was lost"
+    write_file(path, b"there")
+    with pytest.raises(FileExistsError):
+        write_shard(output, "detections", table, "run")
+    assert read_file(path) == b"there"
 
 
 @pytest.mark.slow
