@@ -1,6 +1,5 @@
 """The limits of a container, from recorded files of cgroups v2 and from a real control group where the machine has one."""
 
-import contextlib
 import functools
 import os
 import re
@@ -16,7 +15,6 @@ from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_detector import load_detector
 from pipeline.errors import ModelError
 from pipeline.limits import MEMORY, available_cpus, memory_limit_bytes, memory_room_bytes
-from pipeline.prefetch import NoRoomError, Prefetcher
 from tests.fixtures import REPO
 from tests.launch.jobs import rows_of
 from tests.processes import running, wait_until
@@ -82,29 +80,6 @@ def test_memory_for_further_processes_is_what_the_machine_and_the_groups_leave(t
 def limited():
     yield MEMORY
     MEMORY.narrow(None)
-
-
-def test_images_in_hand_shrink_before_the_limit(limited):
-    """Work is passed on one by one when memory is short, whatever the buffer's size is set to."""
-    started = []
-
-    def start(slot):
-        started.append(slot.element)
-        with contextlib.suppress(NoRoomError):
-            slot.reserve(2_000_000)
-            slot.result.set_result(slot.element)
-
-    def ahead_of_the_first():
-        started.clear()
-        ahead = Prefetcher(start, 100, 64_000_000)
-        for element in range(20):
-            if next(ahead.add(element), None) is not None:
-                break
-        return len(started)
-
-    assert ahead_of_the_first() == 20
-    limited.narrow(1)
-    assert ahead_of_the_first() == 2
 
 
 def test_a_limit_that_the_model_does_not_fit_is_an_error_of_one_line(bright_model, limited):

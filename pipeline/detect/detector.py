@@ -27,8 +27,7 @@ from pipeline.feed.feeder import FedChunk, Feeder
 from pipeline.feed.fit import ModelInput
 from pipeline.feed.work import Image, Limits
 from pipeline.limits import MEMORY, available_cpus
-from pipeline.read.fetch import RETRY_SECONDS
-from pipeline.read.read_image import GIVE_UP_SECONDS
+from pipeline.read.fetch import GIVE_UP_SECONDS, RETRY_SECONDS
 from pipeline.records import DeadLetter, DetectedImage, Detections, EncodedImage, ImageRef, Timing
 from pipeline.results.cancellation import steps_are_cancelled
 from pipeline.stats.canary import CanaryStats

@@ -26,10 +26,11 @@ from pipeline.feed.bounds import bounded, clock_stopped, expect, limit_memory, s
 from pipeline.feed.decode import most_seconds
 from pipeline.feed.fit import fit
 from pipeline.feed.formats import Size
-from pipeline.feed.reading import Read, ReadAhead
+from pipeline.feed.reading import ReadAhead
 from pipeline.feed.shared_memory import SharedMemory
 from pipeline.feed.thumbnails import make_thumbnail, thumbnail_of
 from pipeline.feed.work import ANY_ROOM, AskRoom, Coming, Fitted, GiveRoom, Limits, Prepared, RoomFree, StoreAway, Work
+from pipeline.read.prefetch import Read
 from pipeline.records import EncodedImage, identity_hash
 
 _STACK_BYTES = 1 << 20  # of a thread that reads; it counts where memory is bounded
@@ -85,7 +86,7 @@ class _Process:
                     expect(message.size)
                 else:
                     expect(0)
-                    self._works.put((message, self._ahead.begin(message.images)))
+                    self._works.put((message, deque(self._ahead.begin(message.images.values()))))
         finally:
             os._exit(0)
 

@@ -28,7 +28,7 @@ from models.image_uris import archive_member
 from pipeline.failures import ImageError
 from pipeline.image_formats import HEAD_BYTES, format_by_start
 from pipeline.limits import MEMORY
-from pipeline.read.fetch import RETRY_SECONDS, open_file, storage_failures
+from pipeline.read.fetch import RETRY_SECONDS, open_file
 from pipeline.read.names import is_archive, is_video, names_image
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from pipeline.storage.store import is_transient_error
@@ -81,7 +81,7 @@ def images_of_archive(
     is_zip = path.lower().endswith(".zip")
     seen = set[int]()
     try:
-        with storage_failures(path), open_file(path, retry_seconds) as opened, _damage(path):
+        with open_file(path, retry_seconds) as opened, _damage(path):
             for member in _in_zip(opened) if is_zip else _in_tar(opened):
                 if (member.name != wanted) if wanted else _is_hidden(member.name):
                     continue
@@ -95,7 +95,7 @@ def images_of_archive(
                 except _DAMAGE as err:
                     if not is_zip or is_transient_error(err):
                         raise
-                    yield _bad(ref, f"is damaged ({_one_line(err)})")
+                    yield _bad(ref, f"is damaged ({_one_line(err)})") if names_image(member.name) else member.name
                 if wanted:
                     return
         if wanted:

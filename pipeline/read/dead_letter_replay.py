@@ -12,8 +12,8 @@ import binascii
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from pipeline.extra_fields import extra_columns, extra_text
 from pipeline.failures import REASONS, ImageError
@@ -27,23 +27,8 @@ _MOST_VALUES = 200_000  # in a message's JSON; each takes at most 240 bytes of m
 _ROWS_AT_ONCE = 64  # each may carry a message of 10 MB
 
 
-class Replayed(NamedTuple):
-    """What a dead letter asks for.
-
-    Attributes:
-      images: The images to try again, named or with their bytes.
-      dead: Dead letters of what cannot be tried.
-      carried: What the dead letter carries of a message or an image; empty where it only names one.
-    """
-
-    images: tuple[ImageRef | EncodedImage, ...]
-    dead: tuple[DeadLetter, ...] = ()
-    carried: bytes = b""
-
-    @property
-    def carries_images(self) -> bool:
-        """Whether it carries images, or something that cannot be tried."""
-        return bool(self.dead) or any(isinstance(image, EncodedImage) for image in self.images)
+# An image to try again, named or with its bytes, or the dead letter of what cannot be tried.
+Replayed = ImageRef | EncodedImage | DeadLetter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,14 +45,16 @@ class DeadLetterReplay:
     """
 
     folders: Sequence[str]
-    parse: Callable[[bytes, Sequence[str]], Replayed]
+    parse: Callable[[bytes, Sequence[str]], Iterable[Replayed]]
 
     def refs_in_results(self, output: str) -> Iterator[ImageRef]:
         """The images that dead letters in a results folder name; last, if any carries its image, a ref for all that do."""
         carries = False
-        for replayed in self._in_results(output):
-            yield from (image for image in replayed.images if isinstance(image, ImageRef))
-            carries |= replayed.carries_images
+        for each in self._in_results(output):
+            if isinstance(each, ImageRef):
+                yield each
+            else:
+                carries = True
         if carries:
             yield ImageRef(f"{output}/{DEAD_LETTERS}/")
 
@@ -78,12 +65,14 @@ class DeadLetterReplay:
           letters: The last ref of `refs_in_results`.
         """
         seen = set[bytes]()
-        for replayed in self._in_results(letters.uri.removesuffix(f"/{DEAD_LETTERS}/")):
-            digest = hashlib.blake2b(replayed.carried, digest_size=16).digest()
-            if replayed.carries_images and digest not in seen:
+        for each in self._in_results(letters.uri.removesuffix(f"/{DEAD_LETTERS}/")):
+            if isinstance(each, ImageRef):
+                continue
+            ref, payload = each.ref, each.payload if isinstance(each, DeadLetter) else b""
+            digest = hashlib.blake2b(row_bytes([ref.record or ref.uri, ref.generation]) + payload, digest_size=16).digest()
+            if digest not in seen:
                 seen.add(digest)
-                yield from (image for image in replayed.images if isinstance(image, EncodedImage))
-                yield from replayed.dead
+                yield each
 
     def _in_results(self, output: str) -> Iterator[Replayed]:
         """What all dead letters ask for; again from the first one if a compaction has taken a shard away."""
@@ -91,11 +80,12 @@ class DeadLetterReplay:
             for shard in list_shards(output, (DEAD_LETTERS,)):
                 with skipping_damaged(shard):
                     for batch in read_batches(shard, rows=_ROWS_AT_ONCE):
-                        yield from map(self.replay, json_rows(batch, DEAD_LETTERS))
+                        for letter in json_rows(batch, DEAD_LETTERS):
+                            yield from self.replay(letter)
         except FileNotFoundError:
             yield from self._in_results(output)
 
-    def replay(self, letter: dict[str, Any]) -> Replayed:
+    def replay(self, letter: dict[str, Any]) -> Iterable[Replayed]:
         """What a row of dead letters asks for.
 
         Raises:
@@ -104,19 +94,14 @@ class DeadLetterReplay:
         if not is_dead_letter(letter):
             raise ValueError(f"expected dead letters of an earlier run or of a stream, got {row_bytes(letter)[:80]!r}")
         if letter["reason"] == "bad_line":  # its manifest is read again, not this place in it
-            return Replayed(())
+            return ()
         uri, record = (value if isinstance(value, str) else "" for value in (letter["image"].get("uri"), letter.get("record")))
-        if (uri or record) and letter["stage"] != "message" and "payload_base64" not in letter:
-            return self._named(ImageRef(uri, extra=extra_text(extra_columns((), {"extra": letter.get("extra")})), record=record))
-        parsed, payload = self.parse(row_bytes(letter), self.folders), letter.get("payload_base64", "")
-        carried = row_bytes([payload, uri if uri.startswith(INLINE) or not payload else ""])
-        return parsed._replace(carried=carried)
-
-    def _named(self, ref: ImageRef) -> Replayed:
-        name = ref.record or ref.uri
-        if may_name(name, self.folders) and not are_letters(name):
-            return Replayed((ImageRef(name, extra=ref.extra),))
-        return Replayed((), (refusal(name, self.folders).dead_letter(ref),), row_bytes([name]))
+        name = record or uri
+        if not name or letter["stage"] == "message" or "payload_base64" in letter:
+            return self.parse(row_bytes(letter), self.folders)
+        ref = ImageRef(name, extra=extra_text(extra_columns((), {"extra": letter.get("extra")})))
+        allowed = may_name(name, self.folders) and not are_letters(name)
+        return (ref if allowed else refusal(name, self.folders).dead_letter(dataclasses.replace(ref, uri=uri, record=record)),)
 
 
 def are_letters(name: str) -> bool:

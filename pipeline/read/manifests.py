@@ -19,7 +19,7 @@ from typing import Any
 from pipeline.errors import InputError
 from pipeline.extra_fields import extra_columns, extra_text
 from pipeline.failures import ImageError
-from pipeline.read.fetch import open_file, storage_failures
+from pipeline.read.fetch import open_file
 from pipeline.read.names import file_of, full_name, is_tfrecord, names_image
 from pipeline.records import DeadLetter, ImageRef
 from pipeline.storage.globs import real_folder
@@ -51,7 +51,7 @@ def read_manifest(path: str) -> Iterator[ImageRef | DeadLetter]:
     folder = path.rsplit("/", 1)[0] if "/" in path else "."
     real = functools.lru_cache(_FOLDERS_KNOWN)(real_folder)
     try:
-        with storage_failures(path), open_file(path) as file:
+        with open_file(path) as file:
             for named in named_images(_lines(file), path):
                 if isinstance(named, DeadLetter):
                     yield named

@@ -1,21 +1,20 @@
-"""Prefetching of images on threads, bounded by count and bytes."""
+"""`ReadAhead` prefetches images in a pipeline, on threads, bounded by count and bytes."""
 
 from __future__ import annotations
 
-import dataclasses
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import apache_beam as beam
+from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.windowed_value import WindowedValue
 
 from pipeline.config import ReadConfig
-from pipeline.prefetch import NoRoomError, Prefetcher, Slot, started_pool
-from pipeline.read.fetch import RETRY_SECONDS
-from pipeline.read.read_image import GIVE_UP_SECONDS, CircuitBreaker, read_image
+from pipeline.read.fetch import GIVE_UP_SECONDS, RETRY_SECONDS, CircuitBreaker, read_image
+from pipeline.read.prefetch import Prefetcher, Read
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from pipeline.stats import metrics
-from pipeline.stats.process import PROCESS
 
 _READ_AHEAD_IMAGES = 512  # enough for the detector's next request, so that it finds its images read
 _READ_AHEAD_BYTES = 64_000_000
@@ -40,53 +39,51 @@ class ReadAhead(beam.DoFn):
 
     def setup(self) -> None:
         self._breaker = CircuitBreaker(self._retry_seconds, self._give_up_seconds)
-        self._pool = started_pool(self._settings.read_threads, "read")
+        self._ahead = Prefetcher(self._read, self._settings.read_threads, _READ_AHEAD_BYTES)
+        self._begun: deque[tuple[Read, Any, Any]] = deque()
 
     def teardown(self) -> None:
-        self._ahead.abandoned = True
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._abandon()
+        self._ahead.close()
 
     def start_bundle(self) -> None:
-        self._ahead: Prefetcher[ImageRef, EncodedImage | DeadLetter] = Prefetcher(
-            self._start, _READ_AHEAD_IMAGES, _READ_AHEAD_BYTES
-        )
+        self._abandon()
 
     def process(
         self, ref: ImageRef | EncodedImage, timestamp: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam
     ) -> Iterator[Any]:
         if isinstance(ref, EncodedImage):
             yield ref
-        else:
-            yield from self._parts(self._ahead.add(ref, timestamp, window))
+            return
+        (read,) = self._ahead.begin([ref])
+        self._begun.append((read, timestamp, window))
+        yield from self._pass_on(_READ_AHEAD_IMAGES)
 
     def finish_bundle(self) -> Iterator[Any]:
-        return self._parts(self._ahead.rest())
+        return self._pass_on(0)
 
-    def _parts(self, reads: Iterator[WindowedValue]) -> Iterator[Any]:
-        """The images, and as output `dead` the dead letters, which are counted."""
-        for read in reads:
-            if isinstance(read.value, EncodedImage):
-                yield read
-            else:
-                metrics.count_results(read.value)
-                yield beam.pvalue.TaggedOutput("dead", read)
-
-    def _start(self, slot: Slot[ImageRef, EncodedImage | DeadLetter]) -> None:
-        PROCESS.parts["read"].begin()
-        self._pool.submit(self._read, slot).add_done_callback(lambda _done: PROCESS.parts["read"].end())
-
-    def _read(self, slot: Slot[ImageRef, EncodedImage | DeadLetter]) -> None:
-        if slot.abandoned:
-            return
-        ref = slot.element
-        if slot.held_bytes:  # started again with room for its bytes, whose size is known by now
-            ref = dataclasses.replace(ref, size_bytes=slot.held_bytes)
+    def _pass_on(self, most_left: int) -> Iterator[Any]:
+        """The oldest images, each in its window; later steps run while one is passed on, and others are read meanwhile."""
         try:
-            slot.result.set_result(self._read_one(ref, slot))
-        except NoRoomError as no_room:
-            no_room.with_traceback(None)  # its frames refer to this slot, and would keep its bytes until the next gc
-        except BaseException as err:  # noqa: BLE001  the waiting step must see it
-            slot.result.set_exception(err)
+            while len(self._begun) > most_left:
+                yield from self._outputs(*self._begun[0])
+                self._ahead.done(self._begun.popleft()[0])
+        except BaseException:
+            self._abandon()
+            raise
 
-    def _read_one(self, ref: ImageRef, slot: Slot[ImageRef, EncodedImage | DeadLetter]) -> EncodedImage | DeadLetter:
-        return read_image(ref, int(self._settings.max_file_mb * 1e6), self._breaker, slot)
+    def _outputs(self, read: Read, timestamp: Any, window: Any) -> Iterator[Any]:
+        """An image, or as output `dead` its dead letter, which is counted."""
+        windowed = WindowedValue(read.result.result(), timestamp, (window or GlobalWindow(),))
+        if isinstance(windowed.value, EncodedImage):
+            yield windowed
+        else:
+            metrics.count_results(windowed.value)
+            yield beam.pvalue.TaggedOutput("dead", windowed)
+
+    def _abandon(self) -> None:
+        self._ahead.abandon(read for read, _, _ in self._begun)
+        self._begun.clear()
+
+    def _read(self, read: Read) -> EncodedImage | DeadLetter:
+        return read_image(read, int(self._settings.max_file_mb * 1e6), self._breaker)

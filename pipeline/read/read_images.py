@@ -7,7 +7,8 @@ What is done is left out by an anti-join of the listing with the keys of the row
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import compress, islice
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ from pipeline.storage.listing import MAX_PARALLEL
 # An image in the shuffle: `extra`, `size_bytes`, its generation, if what is done is left out, and its location in bytes, since
 # not every name is Unicode. It takes 210 bytes of a local runner's memory; a record took 750.
 _Listed = tuple[str, int, str, bytes]
+_Open = Callable[[ImageRef], Iterator[EncodedImage | DeadLetter | str]]
 _REFS_AT_ONCE = 512  # fewer than make Python look for garbage
 _PARTITIONS = 4096  # each in memory at once: 25,000 names of 100 million
 _GROUP_IMAGES = 64  # a second of a GPU's work: how much longer than others one worker may take at the end
@@ -103,7 +105,10 @@ class ReadImages(beam.PTransform):
         distinct = gathered | "DropDoubles" >> beam.ParDo(_DropDoubles(self.done)).with_outputs("counted", main="groups")
         groups = distinct.groups | "SpreadImages" >> beam.Reshuffle() if self.rebalance else distinct.groups
         refs = groups | "EachImage" >> beam.FlatMap(_refs_of)
-        opening = _OpenContainers(self.done, self.again, self.read, self.retry_seconds, self.max_megapixels)
+        of_container = functools.partial(
+            images_in, read=self.read, retry_seconds=self.retry_seconds, max_megapixels=self.max_megapixels
+        )
+        opening = _OpenContainers(self.done, self.again, of_container)
         opened = refs | "OpenContainers" >> beam.ParDo(opening).with_outputs("dead", "counted", main="images")
         images, dead = opened.images, [listed.dead, opened.dead]
         if self.fetch:
@@ -249,23 +254,14 @@ def _holds_images(name: str) -> bool:
 class _OpenContainers(_Counting):
     """Replaces a container or dead letters by their images, without those that are done; other refs pass."""
 
-    def __init__(
-        self,
-        done: DoneRows | None,
-        again: DeadLetterReplay | None,
-        read: ReadConfig,
-        retry_seconds: float,
-        max_megapixels: float,
-    ):
-        self._done, self._again = done, again
-        self._of_containers = (read, retry_seconds, max_megapixels)
+    def __init__(self, done: DoneRows | None, again: DeadLetterReplay | None, of_container: _Open):
+        self._done, self._again, self._of_container = done, again, of_container
 
     def process(self, ref: ImageRef) -> Iterator[Any]:
         if not _holds_images(ref.uri):
             yield ref
             return
-        replays = self._again and are_letters(ref.uri)
-        found = self._again.open(ref) if self._again and replays else images_in(ref, *self._of_containers)
+        found = self._again.open(ref) if self._again and are_letters(ref.uri) else self._of_container(ref)
         for image in until_cancelled(found):
             if isinstance(image, str):
                 self._leave_out(kind_of(image))

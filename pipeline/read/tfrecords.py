@@ -15,12 +15,12 @@ import struct
 import time
 import zlib
 from collections.abc import Iterator
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import google_crc32c
 
 from pipeline.failures import ImageError
-from pipeline.read.fetch import RETRY_SECONDS, open_file, storage_failures
+from pipeline.read.fetch import RETRY_SECONDS, open_file
 from pipeline.read.names import record_range
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 
@@ -45,60 +45,32 @@ def images_of_file(shard: ImageRef, max_bytes: int, retry_seconds: float = RETRY
     """
     path, start, end = record_range(shard.uri) or (shard.uri, 0, None)
     try:
-        with storage_failures(path), open_file(path, retry_seconds) as opened, _as_written(opened) as file:
+        with open_file(path, retry_seconds) as opened, _as_written(opened) as file:
             file.seek(start)
-            asked = time.monotonic()
-            for record in read_records(file, path, max_bytes):
-                if end is not None and record.start >= end:
-                    return
-                yield _image_of_record(record, path, time.monotonic() - asked)
-                if record.end == end:
-                    return
-                start, asked = record.end or 0, time.monotonic()
+            try:
+                while end is None or start < end:
+                    asked = time.monotonic()
+                    head = file.read(_HEAD.size)
+                    if not head:
+                        return
+                    length = _length(head)
+                    if length is None:
+                        raise EOFError("its length is wrong")
+                    following = start + _HEAD.size + length + 4
+                    place, what = f"{path}@{start}-{following}", f"{path}: the record of {length} bytes at byte {start}"
+                    try:
+                        image = _image_of(_content(file, what, length, max_bytes), place, what, asked)
+                    except ImageError as err:
+                        image = err.dead_letter(ImageRef(place))
+                    yield image
+                    start = following
+            except (EOFError, zlib.error, gzip.BadGzipFile) as err:  # behind a damaged length nothing can be found
+                size = None if isinstance(file, gzip.GzipFile) else file.seek(0, 2)  # the rest of a gzipped one may be endless
+                lost = f"its last {size - start} of {size} bytes" if size else "all that is gzipped behind it"
+                message = f"{path} is damaged at byte {start} ({err}): {lost} cannot be read"
+                yield ImageError("read", "broken_file", message).dead_letter(ImageRef(f"{path}@{start}-"))
     except ImageError as err:
         yield err.dead_letter(ImageRef(f"{path}@{start}-{end or ''}") if start else shard)
-
-
-class Record(NamedTuple):
-    """One record of a file, or what is wrong with it.
-
-    Attributes:
-      start: Where it begins, in bytes of the file (of a gzipped one, of what is in it).
-      end: Where the next one begins; None where that cannot be known.
-      content: Its bytes, or why there are none.
-    """
-
-    start: int
-    end: int | None
-    content: bytes | ImageError
-
-
-def read_records(file: BinaryIO, path: str, max_bytes: int) -> Iterator[Record]:
-    """The records from where a file stands, each read when it is asked for.
-
-    Args:
-      file: The file, to be read and sought.
-      path: Its name, for messages.
-      max_bytes: A larger record is passed over without its bytes being taken.
-
-    Yields:
-      Each record. Damaged content is one record; behind a damaged length nothing can be found, so that ends the file.
-    """
-    start = file.tell()
-    try:
-        while head := file.read(_HEAD.size):
-            length = _length(head)
-            if length is None:
-                raise EOFError("its length is wrong")
-            content = _content(file, f"{path}: the record of {length} bytes at byte {start}", length, max_bytes)
-            end = start + _HEAD.size + length + 4
-            yield Record(start, end, content)
-            start = end
-    except (EOFError, zlib.error, gzip.BadGzipFile) as err:
-        size = None if isinstance(file, gzip.GzipFile) else file.seek(0, 2)  # the rest of a gzipped one may be endless
-        lost = f"its last {size - start} of {size} bytes" if size else "all that is gzipped behind it"
-        message = f"{path} is damaged at byte {start} ({err}): {lost} cannot be read"
-        yield Record(start, None, ImageError("read", "broken_file", message))
 
 
 def _length(head: bytes) -> int | None:
@@ -107,8 +79,13 @@ def _length(head: bytes) -> int | None:
     return int(length) if checksum == _masked_crc(head[:8]) and length <= _LONGEST else None
 
 
-def _content(file: BinaryIO, what: str, length: int, max_bytes: int) -> bytes | ImageError:
-    """A record's bytes or what is wrong with them; `EOFError` where the file ends within."""
+def _content(file: BinaryIO, what: str, length: int, max_bytes: int) -> bytes:
+    """A record's bytes; one that is too large is passed over without its bytes being taken.
+
+    Raises:
+      EOFError: The file ends within it.
+      ImageError: It is too large, or damaged.
+    """
     content = file.read(length) if length <= max_bytes else b""
     if length > max_bytes:
         file.seek(length, 1)
@@ -117,10 +94,10 @@ def _content(file: BinaryIO, what: str, length: int, max_bytes: int) -> bytes | 
         raise EOFError("the record there is not all there")
     if length > max_bytes:
         message = f"{what}: expected at most {max_bytes / 1e6:g} MB (max_file_mb sets the limit)"
-        return ImageError("read", "too_large_file", message)
-    if int.from_bytes(checksum, "little") == _masked_crc(content):
-        return content
-    return ImageError("read", "bad_checksum", f"{what} is not as it was written: its checksum differs")
+        raise ImageError("read", "too_large_file", message)
+    if int.from_bytes(checksum, "little") != _masked_crc(content):
+        raise ImageError("read", "bad_checksum", f"{what} is not as it was written: its checksum differs")
+    return content
 
 
 def framed(content: bytes) -> bytes:
@@ -141,24 +118,20 @@ def _as_written(opened: Any) -> Any:
     return gzip.GzipFile(fileobj=opened) if head.startswith(b"\x1f\x8b") and _length(head) is None else opened
 
 
-def _image_of_record(record: Record, path: str, read_seconds: float) -> EncodedImage | DeadLetter:
-    place = f"{path}@{record.start}-{record.end or ''}"
-    if isinstance(record.content, ImageError):
-        return record.content.dead_letter(ImageRef(place))
+def _image_of(record: bytes, place: str, what: str, asked: float) -> EncodedImage | DeadLetter:
     try:
-        content, name = decode_example(record.content)
-    except RuntimeError:
-        message = f"{path}: the record of {len(record.content)} bytes at byte {record.start} is no tf.Example"
-        return ImageError("read", "no_example", message).dead_letter(ImageRef(place))
+        content, name = _decode_example(record)
+    except RuntimeError as err:
+        raise ImageError("read", "no_example", f"{what} is no tf.Example") from err
     if not isinstance(content, bytes):
-        message = f"{path}: the tf.Example at byte {record.start} has {content} as {_ENCODED!r}; expected the bytes of an image"
+        message = f"{what} has {content} as {_ENCODED!r}; expected the bytes of an image"
         return ImageError("read", "no_image", message).dead_letter(ImageRef(name or place, record=place))
     digest = hashlib.sha256(content).hexdigest()[:16]
     ref = ImageRef(name or f"tfrecord:{digest}", generation=digest, size_bytes=len(content), record=place)
-    return EncodedImage(ref, content, read_seconds, time.time())
+    return EncodedImage(ref, content, time.monotonic() - asked, time.time())
 
 
-def decode_example(example: bytes) -> tuple[bytes | str, str]:
+def _decode_example(example: bytes) -> tuple[bytes | str, str]:
     """The encoded image of a serialized `tf.Example`, or what it has instead; and its name, which may be empty.
 
     Raises:

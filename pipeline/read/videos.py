@@ -20,7 +20,7 @@ import numpy as np
 
 from models.image_uris import video_frame
 from pipeline.failures import ImageError
-from pipeline.read.fetch import RETRY_SECONDS, look_up, open_file, storage_failures
+from pipeline.read.fetch import RETRY_SECONDS, look_up, open_file
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 
 _DEMUXERS = "mov,matroska,avi"  # others, such as those of playlists, open what a file names, on disks and networks
@@ -48,15 +48,14 @@ def images_of_video(
     path, wanted_ms = video_frame(video.uri) or (video.uri, None)
     generation = ""
     try:
-        with storage_failures(path):
-            generation = look_up(ImageRef(path), retry_seconds)
-            with open_file(path, retry_seconds, generation) as file, _opened(file, path, max_megapixels * 1e6) as container:
+        generation = look_up(ImageRef(path), retry_seconds)
+        with open_file(path, retry_seconds, generation) as file, _opened(file, path, max_megapixels * 1e6) as container:
+            asked = time.monotonic()
+            for ms, frame in _selected(container, path, fps, wanted_ms):
+                content = _as_jpeg(frame)
+                ref = ImageRef(f"{path}#t={ms / 1000:.3f}", generation, len(content), extra=video.extra)
+                yield EncodedImage(ref, content, time.monotonic() - asked, time.time())
                 asked = time.monotonic()
-                for ms, frame in _selected(container, path, fps, wanted_ms):
-                    content = _as_jpeg(frame)
-                    ref = ImageRef(f"{path}#t={ms / 1000:.3f}", generation, len(content), extra=video.extra)
-                    yield EncodedImage(ref, content, time.monotonic() - asked, time.time())
-                    asked = time.monotonic()
     except ImageError as err:
         yield err.dead_letter(dataclasses.replace(video, generation=generation))
 

@@ -55,10 +55,10 @@ class WebStore(Store):
 
     def download(self, file: FoundFile, most_bytes: float, reserve: Reserve) -> tuple[bytes, str]:
         """The content; raises `TimeoutError` where it comes too slowly."""
-        end = time.monotonic() + _DEADLINE_SECONDS
         with _answer("GET", file.path) as answer:
             room, generation = _size(answer) or _PIECE_BYTES, _generation(answer)
             check_size(room, most_bytes, reserve, generation)
+            end = time.monotonic() + _DEADLINE_SECONDS
             content = io.BytesIO()
             # `iter_content` would wait until a piece is full, however slowly its bytes come
             for piece in iter(lambda: answer.raw.read1(_PIECE_BYTES, decode_content=True), b""):

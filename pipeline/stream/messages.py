@@ -32,7 +32,7 @@ from pipeline.extra_fields import extra_columns, extra_text
 from pipeline.failures import ImageError
 from pipeline.image_formats import format_by_start
 from pipeline.read.allowed import MAX_URI, is_allowed
-from pipeline.read.dead_letter_replay import Replayed, image_entry, is_dead_letter, load_json, original_message
+from pipeline.read.dead_letter_replay import image_entry, is_dead_letter, load_json, original_message
 from pipeline.read.names import full_name
 from pipeline.records import INLINE, DeadLetter, EncodedImage, ImageRef, row_bytes
 from pipeline.secrets import public_address, with_public_addresses
@@ -113,10 +113,10 @@ def parse_message(message: Message, allowed: Sequence[str]) -> Request:
         return Request(message.message_id, request_id, dead_letters=(err.dead_letter(ref, _without_secrets(message.data)),))
 
 
-def replay_message(line: bytes, allowed: Sequence[str]) -> Replayed:
+def replay_message(line: bytes, allowed: Sequence[str]) -> tuple[ImageRef | EncodedImage | DeadLetter, ...]:
     """What a dead letter requests if it comes as a message; see `parse_message`."""
     request = parse_message(Message(line), allowed)
-    return Replayed(request.images, request.dead_letters)
+    return (*request.images, *request.dead_letters)
 
 
 def image_count(message: Message) -> int:

@@ -13,12 +13,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeGuard
 
 import apache_beam as beam
-from apache_beam.utils.windowed_value import WindowedValue
 
-from pipeline.prefetch import Slot
 from pipeline.read.fetch import RETRY_SECONDS, StorageUnavailableError
+from pipeline.read.prefetch import Read
 from pipeline.read.read_ahead import ReadAhead
-from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, dead_letter_row, row_bytes
+from pipeline.records import DeadLetter, DetectedImage, EncodedImage, dead_letter_row, row_bytes
 from pipeline.stats import metrics
 from pipeline.storage.web import is_web
 from pipeline.stream.clients import Publishing
@@ -75,24 +74,24 @@ class ReadRequested(ReadAhead):
     def setup(self) -> None:
         super().setup()
         self._shared = run_of(self._run)
-        self._stop = self._shared.threads.stop
-        self._breaker.stop = self._stop
+        self._stop = self._breaker.stop = self._shared.threads.stop
 
-    def _read_one(self, ref: ImageRef, slot: Slot[ImageRef, EncodedImage | DeadLetter]) -> EncodedImage | DeadLetter:
+    def _read(self, read: Read) -> EncodedImage | DeadLetter:
         began = time.monotonic()
         while True:
-            read = super()._read_one(ref, slot)
-            if not _is_unavailable(read) or slot.abandoned or self._stop.is_set() or is_web(ref.uri):
-                return read
+            found = super()._read(read)
+            if not _is_unavailable(found) or read.abandoned or self._stop.is_set() or is_web(read.ref.uri):
+                return found
             was_retried = time.monotonic() + _AGAIN_SECONDS >= began + self._retry_seconds
-            if was_retried and self._breaker.has_answered(ref.uri, since=began):
-                return read
+            if was_retried and self._breaker.has_answered(read.ref.uri, since=began):
+                return found
             # also for missing credentials, which a single read does not retry
-            self._breaker.failed(ref.uri, StorageUnavailableError(read.message))
+            self._breaker.failed(read.ref.uri, StorageUnavailableError(found.message))
             self._stop.wait(_AGAIN_SECONDS)
 
-    def _parts(self, reads: Iterator[WindowedValue]) -> Iterator[Any]:
-        return super()._parts(read for read in reads if not self._is_left(read.value))
+    def _outputs(self, read: Read, timestamp: Any, window: Any) -> Iterator[Any]:
+        if not self._is_left(read.result.result()):
+            yield from super()._outputs(read, timestamp, window)
 
     def _is_left(self, read: EncodedImage | DeadLetter) -> bool:
         """Whether an image was not read when the run was stopped; then its message is held."""

@@ -377,7 +377,7 @@ class TestReading:
         for number, megabytes in enumerate([1, 1, 1, 9, 1, 1, 1, 1, 1, 1]):
             (tmp_path / f"{number}.bin").write_bytes(bytes(megabytes << 20))
         ahead = ReadAhead(LIMITS._replace(read_threads=1, read_ahead_bytes=2.5 * (1 << 20)), print)
-        reads = list(ahead.begin({number: ImageRef(f"{tmp_path}/{number}.bin") for number in range(10)}))
+        reads = ahead.begin(ImageRef(f"{tmp_path}/{number}.bin") for number in range(10))
         for number, read in enumerate(reads):
             assert len(read.result.result().content) == (tmp_path / f"{number}.bin").stat().st_size
             assert not any(later.result.done() for later in reads[number + 2 :])

@@ -1,14 +1,10 @@
-"""Archives as inputs of whole jobs: a member is an image like others when a job adds, retries, resumes or reconciles."""
-
-import json
+"""Archives as inputs of whole jobs: a member is an image like others when a job adds, retries or reconciles."""
 
 import pytest
 
 from pipeline.reconcile import reconcile
 from tests.conftest import write_bright_image
-from tests.forked_jobs import KILLED, Moment, run_forked
 from tests.launch.jobs import rows_of
-from tests.launch.test_resume import MOMENTS
 from tests.read.test_archives import write
 
 
@@ -54,15 +50,3 @@ def test_dead_letters_of_members_and_of_a_damaged_archive_are_tried_again(tmp_pa
     broken.write_bytes(good.read_bytes())
     images = job("--retry-dead", "--input", "in")
     assert (images["detected"], images["dead"]) == (3, 0)
-
-
-@pytest.mark.parametrize("kind", ["zip", pytest.param("tar.gz", marks=pytest.mark.matrix)])
-def test_a_killed_job_resumes_within_an_archive(tmp_path, bright_model, kind):
-    path = write(tmp_path / f"a.{kind}", {f"{n}.png": png(tmp_path, 60 + n) for n in range(6)})
-    command = ["--input", path, "--output", tmp_path / "out", "--model", bright_model, "--shard-seconds", 0, "--batch-sizes", 1]
-    at = Moment(*MOMENTS["when the shard has its name"][:3])
-    assert run_forked(command, tmp_path / "log", at) == KILLED, (tmp_path / "log").read_text()
-    assert run_forked(command, tmp_path / "log") == 0, (tmp_path / "log").read_text()
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["images"] == {"read": 6, "detected": 3, "dead": 0, "skipped": 3}
-    assert names(tmp_path) == [f"{path.name}#{n}.png" for n in range(6)]

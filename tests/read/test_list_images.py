@@ -168,12 +168,6 @@ def test_manifests_are_lists_of_images(tree, name, text, names):
             [{"camera": 7, "tags": ["x"], "message": "m"}, {}, {"camera": 8, "extra": "more"}, {"camera": 10}],
             id="jsonl",
         ),
-        pytest.param(
-            "dead.jsonl",
-            '{"image": {"uri": "a.jpg"}, "stage": "read", "reason": "x", "message": "y", "extra": {"camera": 7, "...": 2}}\n',
-            [{"camera": 7, "...": 2}],
-            id="rows of an earlier run",
-        ),
         pytest.param("m.jsonl", json.dumps({"uri": "a.jpg", "notes": "x" * 5000}), [{"...": 1}], id="too large"),
     ],
 )

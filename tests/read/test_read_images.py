@@ -4,7 +4,6 @@ import os
 
 import apache_beam as beam
 import pytest
-from apache_beam.transforms.window import FixedWindows, TimestampedValue
 
 from pipeline.config import ReadConfig
 from pipeline.read.read_ahead import ReadAhead
@@ -64,27 +63,6 @@ def test_names_leave_the_step_that_finds_doubles_in_groups_of_a_bounded_size():
     assert max(map(len, groups)) <= 64
     assert sorted(name for group in groups for *_, name in group) == sorted([*names, b"many.tfrecord-00000-of-00001"])
     assert [group for group in groups if len(group) > 1 and any(b"tfrecord" in name for *_, name in group)] == []
-
-
-def test_reading_ahead_keeps_order_windows_and_timestamps(tree):
-    names = [name for name in NAMES for _ in range(20)]
-
-    class Note(beam.DoFn):
-        def process(self, image, timestamp=beam.DoFn.TimestampParam, window=beam.DoFn.WindowParam):
-            yield (image.ref.uri, int(timestamp), int(window.start))
-
-    def build(pipeline):
-        refs = (
-            pipeline
-            | beam.Create([None])
-            | beam.FlatMap(lambda _: (TimestampedValue(ImageRef(name), n) for n, name in enumerate(names)))
-            | beam.WindowInto(FixedWindows(10))
-        )
-        read = refs | beam.ParDo(ReadAhead(ReadConfig(read_threads=3))).with_outputs("dead", main="images")
-        return {"noted": read.images | beam.ParDo(Note()) | "Global" >> beam.WindowInto(beam.transforms.window.GlobalWindows())}
-
-    seen = run(build)["noted"]
-    assert seen == [(name, n, n // 10 * 10) for n, name in enumerate(names)]
 
 
 def test_what_has_its_bytes_already_passes_unread():

@@ -23,9 +23,8 @@ from pipeline.config import Config, ReadConfig
 from pipeline.errors import StorageAwayError
 from pipeline.failures import ImageError
 from pipeline.launch.finalize import failed
-from pipeline.read.fetch import StorageUnavailableError, fetch, storage_failures
+from pipeline.read.fetch import CircuitBreaker, StorageUnavailableError, fetch, storage_failures
 from pipeline.read.read_ahead import ReadAhead
-from pipeline.read.read_image import CircuitBreaker
 from pipeline.read.read_images import ReadImages
 from pipeline.records import ImageRef
 from pipeline.storage.store import is_transient_error
@@ -300,7 +299,7 @@ def test_reads_end_when_the_bundle_around_them_does(dead_storage):
     read_ahead.start_bundle()
     assert [list(read_ahead.process(ImageRef(f"gs://b/{n}.jpg"), 0, GlobalWindow())) for n in range(8)] == [[]] * 8
     read_ahead.teardown()
-    read_ahead._pool.shutdown(wait=True)
+    read_ahead._ahead._pool.shutdown(wait=True)
 
 
 def test_a_store_is_away_when_it_answered_nobody_for_long_and_is_back_with_the_first_answer():

@@ -8,7 +8,7 @@ import google_crc32c
 import pytest
 
 from pipeline.read.names import is_tfrecord
-from pipeline.read.tfrecords import images_of_file, read_records
+from pipeline.read.tfrecords import images_of_file
 from pipeline.records import EncodedImage, ImageRef
 from tests.memory import less_memory_than
 from tests.tfrecord_files import example, write
@@ -188,11 +188,8 @@ def test_a_file_that_cannot_be_opened_is_one_dead_letter(tmp_path, make, reason)
     assert images(tmp_path / "a.tfrecord") == [(reason, f"{tmp_path}/a.tfrecord")]
 
 
-def test_records_are_read_when_they_are_asked_for(tmp_path):
-    """So that no more than one is held, however large the file is."""
-    records = numbered(3)
-    path = write(tmp_path / "a.tfrecord", *records)
-    with open(path, "rb") as file:
-        reading = read_records(file, str(path), LIMIT)
-        ends = [(next(reading).end, file.tell()) for _ in records]
-    assert [end for end, _ in ends] == [position for _, position in ends] == starts_of(path.read_bytes())[1:]
+def test_a_file_is_read_record_by_record(tmp_path):
+    """Sixty images of 1 MB, of which one is held."""
+    path = write(tmp_path / "a.tfrecord", *[example(image_encoded=bytes(1_000_000))] * 60)
+    with less_memory_than(10_000_000):
+        assert sum(1 for _ in images_of_file(ImageRef(str(path)), 2_000_000)) == 60

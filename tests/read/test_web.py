@@ -12,7 +12,6 @@ import pytest
 from pipeline import run
 from pipeline.errors import InputError
 from pipeline.failures import ImageError
-from pipeline.prefetch import NoRoomError
 from pipeline.read.fetch import fetch, look_up
 from pipeline.read.list_images import check_inputs, list_images
 from pipeline.records import ImageRef
@@ -197,9 +196,9 @@ def test_memory_is_reserved_before_it_is_taken(server):
     assert reserved == sorted(reserved) and len(reserved) > 1 and reserved[-1] >= len(CONTENT)
 
     def refuse(_size: int) -> None:
-        raise NoRoomError
+        raise MemoryError
 
-    with pytest.raises(NoRoomError):
+    with pytest.raises(MemoryError):
         fetch(ImageRef(f"{server}/ok"), LIMIT, refuse)
 
 

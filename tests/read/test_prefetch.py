@@ -1,0 +1,187 @@
+"""Reading ahead: order, windows, and bounds that hold for the bytes that are really there."""
+
+import itertools
+import threading
+import tracemalloc
+from collections import deque
+from concurrent.futures import CancelledError
+
+import apache_beam as beam
+import pytest
+from apache_beam.transforms.window import FixedWindows, GlobalWindow, TimestampedValue
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.config import ReadConfig
+from pipeline.limits import MEMORY
+from pipeline.read.prefetch import Prefetcher
+from pipeline.read.read_ahead import ReadAhead
+from pipeline.records import EncodedImage, ImageRef
+from tests.read.running import run
+
+MOST_BYTES = 64
+
+
+class Held:
+    """Reads images of the sizes that they are listed with, and counts the bytes that it holds."""
+
+    def __init__(self):
+        self.now = self.peak = 0
+        self.lock = threading.Lock()
+
+    def read(self, read):
+        size = read.ref.size_bytes
+        read.reserve(size)
+        with self.lock:
+            self.now += size
+            self.peak = max(self.peak, self.now)
+        return EncodedImage(read.ref, bytes(size))
+
+    def take(self, ahead, read):
+        size = len(read.result.result().content)
+        with self.lock:
+            self.now -= size
+        ahead.done(read)
+        return size
+
+
+def refs_of(sizes, *schemes):
+    """Images of these sizes, of these schemes in turn."""
+    return [
+        ImageRef(f"{scheme}{number}.jpg", size_bytes=size)
+        for number, (size, scheme) in enumerate(zip(sizes, itertools.cycle(schemes or [""])))
+    ]
+
+
+@pytest.fixture
+def ahead():
+    made = []
+
+    def make(read_image, threads=4, most_bytes=MOST_BYTES):
+        made.append(Prefetcher(read_image, threads, most_bytes))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.mark.parametrize("schemes", [("",), ("gs://b/",), ("", "gs://b/", "gs://b/")], ids=["in groups", "one by one", "mixed"])
+@settings(deadline=None)
+@given(st.lists(st.one_of(st.integers(0, 20), st.integers(0, 200)), max_size=60), st.integers(1, 8))
+def test_all_images_come_in_their_order_and_no_more_bytes_are_held_than_allowed_and_one_image(schemes, sizes, threads):
+    """One larger than the bound comes all the same."""
+    held, ahead = Held(), None
+    ahead = Prefetcher(held.read, threads, MOST_BYTES)
+    reads = ahead.begin(refs_of(sizes, *schemes))
+    assert [held.take(ahead, read) for read in reads] == sizes
+    ahead.close()
+    assert held.peak <= MOST_BYTES + max(sizes, default=0)
+    assert held.now == 0
+
+
+def test_images_are_read_ahead_as_far_as_the_bounds_allow(ahead):
+    """What fits is read before the first is taken, and the next when one is done."""
+    held = Held()
+    reads = (prefetcher := ahead(held.read)).begin(refs_of((10, 20, 30, 30), "gs://b/"))
+    assert [len(read.result.result().content) for read in reads[:3]] == [10, 20, 30]
+    assert not reads[3].result.done()
+    assert [held.take(prefetcher, read) for read in reads] == [10, 20, 30, 30]
+
+
+def test_images_are_read_one_by_one_when_memory_is_short(ahead):
+    """Whatever the buffer's size is set to."""
+    held = Held()
+    try:
+        MEMORY.narrow(1)
+        reads = (prefetcher := ahead(held.read, most_bytes=64_000_000)).begin(refs_of([2_000_000] * 20, "gs://b/"))
+        for number, read in enumerate(reads):
+            assert held.take(prefetcher, read) == 2_000_000
+            assert not any(later.result.done() for later in reads[number + 2 :])
+    finally:
+        MEMORY.narrow(None)
+
+
+def test_a_thread_that_reads_several_files_keeps_none_that_is_done(ahead):
+    """Each thread would keep the images before the one that waits for room."""
+    tracemalloc.start()
+    try:
+        prefetcher, most = ahead(Held().read, threads=1, most_bytes=2_500_000), 0
+        reads = deque(prefetcher.begin(refs_of([1_000_000] * 16)))
+        while reads:
+            read = reads.popleft()
+            read.result.result()
+            prefetcher.done(read)
+            del read
+            most = max(most, tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert most < 4_000_000
+
+
+def test_a_failure_reaches_whoever_takes_the_result(ahead):
+    def fail(read):
+        raise OSError(f"no {read.ref.uri}")
+
+    (read,) = ahead(fail).begin(refs_of([1]))
+    with pytest.raises(OSError, match=r"no 0\.jpg"):
+        read.result.result()
+
+
+def test_abandoned_reads_leave_no_thread_waiting_and_no_bytes_held(ahead):
+    """A bundle that fails is not finished; its reads must not hold the pool, or the process would never end."""
+    held = Held()
+    prefetcher = ahead(held.read, threads=2)
+    reads = prefetcher.begin(refs_of((60, 50, 40, 30, 20), "gs://b/"))
+    reads[0].result.result()
+    prefetcher.abandon(reads)
+    for read in reads[1:]:
+        with pytest.raises(CancelledError):
+            read.result.result()
+    (last, _) = prefetcher.begin(refs_of((1, MOST_BYTES - 1)))
+    assert len(last.result.result().content) == 1
+
+
+def test_each_image_keeps_its_order_window_and_timestamp(tmp_path):
+    (tmp_path / "a.jpg").write_text("a")
+
+    class Note(beam.DoFn):
+        def process(self, image, timestamp=beam.DoFn.TimestampParam, window=beam.DoFn.WindowParam):
+            yield (image.ref.extra, int(timestamp), int(window.start))
+
+    def build(pipeline):
+        refs = (
+            pipeline
+            | beam.Create([None])
+            | beam.FlatMap(lambda _: (TimestampedValue(ImageRef(f"{tmp_path}/a.jpg", extra=str(n)), n) for n in range(80)))
+            | beam.WindowInto(FixedWindows(10))
+        )
+        read = refs | beam.ParDo(ReadAhead(ReadConfig(read_threads=3))).with_outputs("dead", main="images")
+        return {"noted": read.images | beam.ParDo(Note()) | "Global" >> beam.WindowInto(beam.transforms.window.GlobalWindows())}
+
+    assert run(build)["noted"] == [(str(n), n, n // 10 * 10) for n in range(80)]
+
+
+@pytest.mark.parametrize("listed_bytes", [20_000_000, 0, 1], ids=["size listed", "size unknown", "file has grown"])
+def test_reading_ahead_holds_few_bytes_of_large_files(tmp_path, listed_bytes):
+    """32 files of 20 MB: at most the bound of 64 MB and one image are there, whatever is known before they are opened."""
+    size = 20_000_000
+    for n in range(32):
+        with open(tmp_path / f"{n}.jpg", "wb") as file:
+            file.truncate(size)
+    read_ahead = ReadAhead(ReadConfig())
+    read_ahead.setup()
+    read_ahead.start_bundle()
+    tracemalloc.start()
+    try:
+        read = 0
+        for n in range(32):
+            ref = ImageRef(str(tmp_path / f"{n}.jpg"), size_bytes=listed_bytes)
+            read += sum(len(done.value.content) for done in read_ahead.process(ref, 0, GlobalWindow()))
+        read += sum(len(done.value.content) for done in read_ahead.finish_bundle())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        read_ahead.teardown()
+    assert read == 32 * size
+    assert peak < 64_000_000 + 2 * size, "the one that is passed on may still be held beside those under way"
