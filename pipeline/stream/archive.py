@@ -17,10 +17,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import starmap
 from typing import NamedTuple, TypeAlias
 
 import apache_beam as beam
-from google.api_core import retry
+import pyarrow as pa
 
 from pipeline.records import DeadLetter, DetectedImage
 from pipeline.results.completion import UNKNOWN, RowVersion
@@ -29,11 +30,13 @@ from pipeline.results.rows import record_bytes, rows_by_kind
 from pipeline.results.shards import write_shard
 from pipeline.stats.process import PROCESS
 from pipeline.storage.store import is_transient_error
+from pipeline.stream.clients import one_line
 from pipeline.stream.threads import RunThreads
 
 WINDOW_ROWS = 20_000
 _WINDOW_BYTES = 48_000_000
 _LOOK_SECONDS = 0.1
+_AGAIN_SECONDS = 2.0  # while storage fails
 _log = logging.getLogger(__name__)
 
 _Record: TypeAlias = DetectedImage | DeadLetter
@@ -47,10 +50,13 @@ class RowWriter(NamedTuple):
     version: RowVersion = UNKNOWN
     view: bool = True
 
-    def write(self, records: Sequence[_Record], write: Callable[..., str] | None = None) -> list[str]:
-        """Writes the rows of records as one shard of each kind; returns the paths. `write`: default `write_shard`."""
-        rows = rows_by_kind(records, self.version, self.run)
-        return [(write or write_shard)(self.folder, kind, table, self.run, self.view) for kind, table in rows]
+    def tables(self, records: Sequence[_Record]) -> list[tuple[str, pa.Table]]:
+        """The rows of records, one table of each kind that there is."""
+        return [*rows_by_kind(records, self.version, self.run)]
+
+    def write(self, kind: str, table: pa.Table) -> str:
+        """Writes a table as a shard; returns its path."""
+        return write_shard(self.folder, kind, table, self.run, self.view)
 
 
 @dataclasses.dataclass
@@ -58,6 +64,7 @@ class _Window:
     opened_at: float = 0.0
     records: list[_Record] = dataclasses.field(default_factory=list)
     size_bytes: int = 0
+    unwritten: list[tuple[str, pa.Table]] | None = None  # its tables, once it is over
 
     @property
     def is_full(self) -> bool:
@@ -90,7 +97,6 @@ class Archive:
         self._hold, self._end_hold = hold, end_hold
         self._threads = threads
         self._clock = clock
-        self._write = retry.Retry(is_transient_error, initial=0.5, maximum=10.0, timeout=None, on_error=self._warn)(write_shard)
         self._changed = threading.Condition()
         self._filling, self._closed = _Window(), _Window()
         self._writing = threading.Lock()
@@ -111,20 +117,23 @@ class Archive:
             window.size_bytes += sum(map(record_bytes, records))
 
     def keep_writing(self) -> None:
-        """Writes each window that is over, until the run stops; the work of a thread."""
+        """Writes each window that is over, until the run stops; the work of a thread. While storage fails, it tries again."""
         while not self._threads.stop.wait(_LOOK_SECONDS):
             try:
                 self.write_if_over()
-            except Exception:
-                if not self._threads.stop.is_set():  # else `finish` tries once more
+            except Exception as err:
+                if not is_transient_error(err):
                     raise
+                PROCESS.failing["archive"] = one_line(err)
+                _log.warning("the archive cannot be written (%s); waiting", one_line(err))
+                self._threads.stop.wait(_AGAIN_SECONDS)
 
     def write_if_over(self) -> None:
-        """Writes the window if it is over."""
+        """Writes the window if it is over, or if an earlier one is not written yet."""
         with self._changed:
             window = self._filling
             is_over = window.is_full or (bool(window.records) and self._clock() - window.opened_at >= self._window_s)
-        if is_over:
+        if is_over or self._closed.records:
             self._write_window()
 
     def finish(self) -> None:
@@ -133,23 +142,21 @@ class Archive:
             self._write_window()
 
     def _write_window(self) -> None:
-        """Writes a window, then ends the holds of its messages; after a failure the window stays closed."""
+        """Writes a window, then ends the holds of its messages; after a failure the next call writes what is left of it."""
         with PROCESS.parts["archive"].working(), self._writing:
             if not self._closed.records:
                 with self._changed:
                     self._closed, self._filling = self._filling, _Window()
                     self._changed.notify_all()
-            self._writer.write(self._closed.records, self._write)
+            window = self._closed
+            if window.unwritten is None:
+                window.unwritten = self._writer.tables(window.records)
+            while window.unwritten:
+                self._writer.write(*window.unwritten[0])
+                del window.unwritten[0]
             PROCESS.failing.pop("archive", None)
-            self._end_hold([record.ref.message_id for record in self._closed.records])
+            self._end_hold([record.ref.message_id for record in window.records])
             self._closed = _Window()
-
-    def _warn(self, err: Exception) -> None:
-        if self._threads.stop.is_set():
-            raise err
-        PROCESS.parts["archive"].progressed()  # the write has returned, and is tried again
-        PROCESS.failing["archive"] = str(err)[:300]
-        _log.warning("the archive cannot be written (%s); waiting", " ".join(str(err).split())[:300])
 
 
 @dataclasses.dataclass
@@ -182,7 +189,8 @@ class ArchiveRows(beam.PTransform):
             parts
             | "FlattenRecords" >> beam.Flatten()
             | "GatherRows" >> beam.GroupIntoBatches(WINDOW_ROWS, self.window_s)
-            | "WriteRows" >> beam.FlatMapTuple(lambda _kind, records: writer.write(records)).with_output_types(str)
+            | "WriteRows"
+            >> beam.FlatMapTuple(lambda _, records: starmap(writer.write, writer.tables(records))).with_output_types(str)
         )
 
 

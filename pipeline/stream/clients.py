@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from google.api_core import exceptions, retry
@@ -19,6 +21,7 @@ _PERMANENT = (
     exceptions.BadRequest,
     exceptions.MethodNotImplemented,
 )
+_RETRY_SECONDS = 600.0
 
 _log = logging.getLogger(__name__)
 
@@ -28,11 +31,12 @@ class Publishing:
 
     def __init__(self) -> None:
         self._client = shared_publisher()
-        self._open: list[Any] = []
+        self._open: deque[tuple[Callable[[], Any], Any]] = deque()
 
     def send(self, topic: str, message: Message) -> None:
         """Begins to publish a message."""
-        self._open.append(self._client.publish(topic, message.data, **message.attributes))
+        publish = functools.partial(self._client.publish, topic, message.data, **message.attributes)
+        self._open.append((publish, publish()))
 
     def wait(self) -> None:
         """Waits until Pub/Sub has all messages.
@@ -41,9 +45,12 @@ class Publishing:
           google.api_core.exceptions.GoogleAPICallError: Pub/Sub refuses a message or the topic.
         """
         with PROCESS.parts["publish"].working():
-            for future in self._open:
-                future.result()
-        self._open = []
+            while self._open:
+                publish, future = self._open.popleft()
+                if isinstance(future.exception(), exceptions.RetryError):  # the client keeps each error while it tries
+                    self._open.append((publish, publish()))
+                else:
+                    future.result()
 
 
 def connect_subscriber() -> Any:
@@ -70,7 +77,7 @@ def _publisher(emulator: str) -> Any:
     from google.cloud import pubsub_v1
 
     batches = pubsub_v1.types.BatchSettings(max_bytes=1_000_000, max_latency=0.005, max_messages=100)
-    again = retry.Retry(is_lost_connection, initial=0.5, maximum=10.0, timeout=None, on_error=_publish_again)
+    again = retry.Retry(is_lost_connection, initial=0.5, maximum=10.0, timeout=_RETRY_SECONDS, on_error=_publish_again)
     return pubsub_v1.PublisherClient(batches, pubsub_v1.types.PublisherOptions(retry=again))
 
 

@@ -5,10 +5,12 @@ import time
 import pytest
 from google.api_core import exceptions
 
+from pipeline.stream import clients
 from pipeline.stream.clients import Publishing
 from pipeline.stream.messages import Message
 from pipeline.stream.subscriber import Subscriber
 from pipeline.stream.threads import RunThreads
+from tests.streaming_job import CuttableProxy
 
 
 @pytest.fixture
@@ -139,6 +141,20 @@ def test_published_messages_are_there_when_the_wait_is_over(pubsub_emulator):
     taken = pubsub_emulator.take(subscription, 1500)
     assert sorted(int(message.data) for message in taken) == list(range(1500))
     assert all(message.attributes["n"] == message.data.decode() for message in taken)
+
+
+def test_messages_are_published_after_an_outage_that_is_longer_than_the_client_tries(pubsub_emulator, monkeypatch):
+    topic, subscription = pubsub_emulator.create()
+    proxy = CuttableProxy(pubsub_emulator.host)
+    monkeypatch.setenv("PUBSUB_EMULATOR_HOST", proxy.host)
+    monkeypatch.setattr(clients, "_RETRY_SECONDS", 0.1)
+    proxy.cut()
+    publishing = Publishing()
+    publishing.send(topic, Message(b"x"))
+    assert isinstance(publishing._open[0][1].exception(), exceptions.RetryError)
+    proxy.mend()
+    publishing.wait()
+    assert [message.data for message in pubsub_emulator.take(subscription, 1)] == [b"x"]
 
 
 def test_publishing_to_a_topic_that_is_not_there_fails_the_wait(pubsub_emulator):
