@@ -41,7 +41,7 @@ def pages(folder: str) -> Iterator[dict[str, str]]:
     os.symlink(REPO / "models", "models")  # so that no page shows where the repository lies
     stats = PROCESS.begin_counting()
     config = load_config([], {"output": "out", "detect.score_threshold": 0.3})
-    live = LivePage(config, lambda: PROCESS.add_model(PROCESS.copy_of(stats)))
+    live = LivePage(config, lambda: PROCESS.stats_of(stats))
     PROCESS.samples = REPORT_SAMPLES
     if run.main(["--input", "models/digits/samples/*.jpg", "--output", "out", *DEMO]):
         raise SystemExit("the demo failed")

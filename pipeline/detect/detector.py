@@ -31,6 +31,7 @@ from pipeline.read.fetch import GIVE_UP_SECONDS, RETRY_SECONDS
 from pipeline.records import DeadLetter, DetectedImage, Detections, EncodedImage, ImageRef, Timing
 from pipeline.results.cancellation import steps_are_cancelled
 from pipeline.stats.canary import CanaryStats
+from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import Sampler
 
@@ -111,11 +112,6 @@ class Detector:
         """How many chunks keep the feeder processes and the model busy."""
         return self._feeder.slots
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What a person should know of how the model runs."""
-        return self.model.notes
-
     def check(self, model: LoadedModel) -> str | None:
         """Why a version must not be used, in one line; None if it passes its checks."""
         if self.in_use.is_lent:
@@ -151,6 +147,10 @@ class Detector:
         """Figures of the current or the last canary; waits up to `wait_s` seconds for its images under way."""
         canary = self.canary or self._former_canary
         return canary.figures(wait_s) if canary else self.no_canary
+
+    def model_stats(self, wait_s: float = 0.0) -> JobStats:
+        """Facts of the model in use, and the figures of `canary_stats`."""
+        return JobStats(batch_sizes=self.batch_sizes, canary=self.canary_stats(wait_s), model_notes=self.model.notes)
 
     def counted_swaps(self) -> Counter[str]:
         """`swaps` and `refusals` of versions and the canary's counts, since the last call."""

@@ -9,7 +9,7 @@ import hashlib
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import compress
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from pipeline.errors import DONE, FAILED, BusyError, InputError
 from pipeline.launch.dry_run import first_images, input_lines, model_lines, say, tried
 from pipeline.launch.finalize import JobReport, clean_up, stopped_by_signals
 from pipeline.launch.loading import detector_loading, load_detector, model_known
-from pipeline.launch.options import Job, checked_job
+from pipeline.launch.options import CANARY_SECONDS, Job, checked_job
 from pipeline.log_lines import bind_run_id
 from pipeline.monitoring.monitor import monitored
 from pipeline.read.done_rows import DoneRows
@@ -37,8 +37,7 @@ from pipeline.results.layout import check_output
 from pipeline.results.lock import locked
 from pipeline.results.newest import Wanted
 from pipeline.results.run import Run
-from pipeline.stats import progress
-from pipeline.stats.job_stats import JobStats, merge_stats
+from pipeline.stats.job_stats import JobStats
 from pipeline.stats.summary import RunFacts
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.cloud import GS
@@ -177,8 +176,9 @@ def _run_to_end(job: Job, run: Run, model: tuple[str, str]) -> int:
     config = job.config
     steps = _checked_steps(job, run, model)
     with run.opened():
-        facts = _run_graph(job, steps, run)
+        facts, of_model = _run_graph(job, steps, run)
         stats = read_stats(run)
+        stats.take_model(of_model)
         facts = facts if job.in_process else facts.elsewhere(stats.began)
         if not (stats.named or config.allow_empty):
             raise _nothing(config)
@@ -200,11 +200,11 @@ def _export(config: Config, model: tuple[str, str], stats: JobStats) -> None:
     say([f"exported {done.rows} rows: {', '.join(done.files)}"])
 
 
-def _run_graph(job: Job, steps: _Steps, run: Run) -> RunFacts:
-    """Runs the graph to its end, when all rows are durable."""
-    config, launched_at = job.config, time.time()
+def _run_graph(job: Job, steps: _Steps, run: Run) -> tuple[RunFacts, JobStats]:
+    """Runs the graph to its end, when all rows are durable; also returns the facts of its model."""
+    config, launched_at, reports = job.config, time.time(), WorkerReports(run)
     with (
-        _displayed(job, run) as reports,  # first, since loading a model discards standard error
+        monitored(config, None if job.in_process else reports.now),  # first, since loading a model discards standard error
         detector_loading(config) if job.in_process and not steps.lazily else contextlib.nullcontext() as loading,
         job.runner.served(job.options),
     ):
@@ -214,29 +214,8 @@ def _run_graph(job: Job, steps: _Steps, run: Run) -> RunFacts:
         # else the first new image has loaded it, if there was one and it was detected here
         in_use = detector_in_use(config.model, config.detect, graph.samples_kept(config), config.read)
         detector = loading.result() if loading else in_use
-    return job.done(detector.ready_at, detector) if detector else job.done(launched_at, reports)
-
-
-@contextlib.contextmanager
-def _displayed(job: Job, run: Run) -> Iterator[WorkerReports]:
-    """While this lasts, displays the progress of this process, or of the workers, whose reports it yields."""
-    reports = WorkerReports(run)
-    if job.in_process:
-        with monitored(job.config):
-            yield reports
-        return
-
-    def stats() -> JobStats:
-        workers = reports.now()
-        count = "1 worker is" if len(workers) == 1 else f"{len(workers)} workers are"
-        progress.note(f"{count} loading the model" if workers else "waiting for workers")
-        return merge_stats(workers, samples=0)
-
-    try:
-        with monitored(job.config, stats):
-            yield reports
-    finally:
-        progress.note("")
+    of_model = (detector or reports).model_stats(CANARY_SECONDS)
+    return job.done(detector.ready_at if detector else launched_at), of_model
 
 
 def _wait(job: Job, running: Any) -> None:

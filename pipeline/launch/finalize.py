@@ -14,7 +14,6 @@ from pipeline import errors
 from pipeline.config import WriteConfig
 from pipeline.errors import DONE, FAILED, UserError
 from pipeline.log_lines import write_unlocked
-from pipeline.records import DetectedImage
 from pipeline.report.annotate import annotate, can_be_drawn
 from pipeline.report.page import render_report
 from pipeline.results import cancellation
@@ -45,8 +44,8 @@ class JobReport:
         """Writes summary, report and samples of a run, prints the outcome in a few lines, and returns the exit code."""
         summary = summarise(stats, facts)
         PROCESS.summary = {"run": run, **summary}
-        self._write(summary, stats, run, facts.canary.pictures() if facts.canary else [])
-        self._say(summary, facts.canary.line() if facts.canary else "")
+        self._write(summary, stats, run)
+        self._say(summary, stats.canary.line() if stats.canary else "")
         return self._judge(summary["images"], stats)
 
     def files(self, detected: bool = True, dead: bool = True) -> list[str]:
@@ -59,9 +58,7 @@ class JobReport:
         }
         return [REPORT, SUMMARY, *(name for name, wanted in optional.items() if wanted)]
 
-    def _write(
-        self, summary: dict[str, Any], stats: JobStats, run: str, disagreements: Sequence[tuple[str, DetectedImage]]
-    ) -> None:
+    def _write(self, summary: dict[str, Any], stats: JobStats, run: str) -> None:
         """Writes the reports to `runs/<run>/`, then their copies to the top if the run has tried any image; the summary last."""
         wanted = max(self.write.samples, REPORT_SAMPLES)
         samples = [(purpose, image) for purpose, image in chosen(stats.pictures, wanted) if can_be_drawn(image)]
@@ -71,6 +68,7 @@ class JobReport:
         }
         about = {"run": run, "samples": list(contents)}
         examples = [letter for letters in stats.dead_examples.values() for letter in letters]
+        disagreements = stats.canary.pictures() if stats.canary else []
         report = render_report(summary, samples[:REPORT_SAMPLES], examples, disagreements)
         contents[REPORT] = report.encode("utf-8", "backslashreplace")
         contents[SUMMARY] = to_json({**summary, **about})

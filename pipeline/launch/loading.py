@@ -12,18 +12,18 @@ from pipeline.detect.detector import Detector
 from pipeline.detect.load_detector import shared_detector
 from pipeline.detect.load_model import name_and_version
 from pipeline.launch.options import Job
-from pipeline.stats import progress
+from pipeline.stats.process import PROCESS
 
 
 def load_detector(config: Config) -> Detector:
     """Loads and warms the detector of this process."""
-    progress.note("loading the model")
+    PROCESS.waiting_for = "loading the model"
     try:
         detector = shared_detector(config.model, config.detect, graph.samples_kept(config), config.read)
     except BaseException:
-        progress.note("")
+        PROCESS.waiting_for = ""
         raise
-    progress.note("the model is loaded")
+    PROCESS.waiting_for = "the model is loaded"
     return detector
 
 

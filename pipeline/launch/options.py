@@ -26,12 +26,11 @@ from pipeline.config.mistakes import near_flag
 from pipeline.errors import ConfigError, RunnerError
 from pipeline.launch.runners import RUNNERS, Runner, runner_named
 from pipeline.secrets import without_secrets
-from pipeline.stats.process import ModelStats
 from pipeline.stats.summary import RunFacts
 
 _JOB_SERVER_TIMEOUT = ("--job_server_timeout", "--job-server-timeout")
 _FLAGS = ("--config", "--dry-run", "--verbose", "--version", "--help", "--help-all")  # besides those of settings
-_CANARY_SECONDS = 5.0  # a job's end waits this long for the canary's images in flight
+CANARY_SECONDS = 5.0  # a job's end waits this long for the canary's images in flight
 _YEARS_SECONDS = 10 * 365 * 86_400  # Beam ends a portable job after this time, 300 s by default, against its documentation
 
 
@@ -95,12 +94,10 @@ class Job:
         pipeline.run()  # with a template's place Beam submits nothing
         print(f"template written to {self.template}; nothing runs yet; its results will go to {self.config.output}")
 
-    def done(self, ready_at: float, model: ModelStats) -> RunFacts:
-        """The facts of this job, which ends now; waits shortly for its canary."""
-        canary, config = model.canary_stats(_CANARY_SECONDS), self.config
+    def done(self, ready_at: float) -> RunFacts:
+        """The facts of this job, which ends now."""
         times = (self.started_at, ready_at, time.time())
-        of_model = (config.model.path, model.batch_sizes, canary)
-        return RunFacts(*times, self.command, self.settings, config.mode, *of_model, model_notes=model.notes)
+        return RunFacts(*times, self.command, self.settings, self.config.mode, self.config.model.path)
 
 
 def checked_job(config: Config, beam_flags: Sequence[str], command: str, started_at: float) -> Job:

@@ -20,7 +20,7 @@ from pipeline.errors import DONE, ConfigError, InputError
 from pipeline.launch.dry_run import model_lines, say
 from pipeline.launch.finalize import JobReport, clean_up, finished_by_signals, stopped_by_signals
 from pipeline.launch.loading import load_detector, model_known
-from pipeline.launch.options import Job, checked_job
+from pipeline.launch.options import CANARY_SECONDS, Job, checked_job
 from pipeline.launch.runners import RUNNERS, runner_named
 from pipeline.log_lines import bind_run_id
 from pipeline.monitoring.monitor import monitored
@@ -30,7 +30,6 @@ from pipeline.results.run import Run
 from pipeline.stats.process import PROCESS
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.stream.check_pubsub import check_subscription, check_topic
-from pipeline.stream.live import stream_line, stream_stats
 from pipeline.stream.run import RunSettings, opened
 
 _WITHOUT_ARCHIVE = "out/streaming"
@@ -101,9 +100,9 @@ def run(job: Job) -> int:
             return DONE
         with this_run.opened(), PROCESS.counting() as counted:
             with opened(settings) as stream, runner.served(job.options), contextlib.ExitStack() as shown:
-                reports = None if job.in_process else WorkerReports(this_run)
-                stats = functools.partial(stream_stats, counted, reports, settings.samples)
-                shown.enter_context(monitored(config, stats, stream_line(stats)))
+                reports = None if job.in_process else WorkerReports(this_run, settings.samples, streaming=True)
+                stats = reports.now if reports else functools.partial(PROCESS.stats_of, counted)
+                shown.enter_context(monitored(config, stats))
                 model = reports or load_detector(config)
                 ready_at = time.time()
                 pipeline = job.pipeline()
@@ -118,15 +117,17 @@ def run(job: Job) -> int:
                     print(f"reading {config.input[0]}; {runner.guarantee}; Ctrl-C stops", file=sys.stderr, flush=True)
                     runner.wait(running)
             with finished_by_signals(lambda: None):  # the summary will be there in a moment
-                facts = job.done(ready_at, model)
+                of_model, facts = model.model_stats(CANARY_SECONDS), job.done(ready_at)
                 if reports and not reports.at_the_end():
                     print(
                         "no worker has reported its figures to this launcher; the runner has them, as Beam metrics",
                         file=sys.stderr,
                     )
                     return DONE
-                facts = facts.elsewhere(stats().began) if reports else facts
-                code = JobReport(results, config.write).finish(stats(), facts, this_run.name)
+                ended = stats()
+                ended.take_model(of_model)
+                facts = facts.elsewhere(ended.began) if reports else facts
+                code = JobReport(results, config.write).finish(ended, facts, this_run.name)
                 clean_up(results)
                 return code
 

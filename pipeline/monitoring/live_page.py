@@ -60,12 +60,8 @@ class LivePage:
 
     def _html(self, stats: JobStats, now: float) -> str:
         ready = max(self._started, min(stats.began, now))
-        facts = RunFacts(
-            *(self._started, ready, now, "", self._config.as_dict(), self._config.mode, self._config.model.path),
-            allowed_batch_sizes=stats.batch_sizes,
-            canary=stats.canary,
-            model_notes=stats.model_notes,
-        )
+        of_config = (self._config.as_dict(), self._config.mode, self._config.model.path)
+        facts = RunFacts(self._started, ready, now, "", *of_config)
         letters = [letter for letters in stats.dead_examples.values() for letter in letters]
         recent = [*self._since(stats, now - (self._seen_at or ready)), ("Running for", duration(now - self._started))]
         live = {"facts": recent, "every_s": _EVERY_S}

@@ -18,21 +18,18 @@ from pipeline.stats.samples import REPORT_SAMPLES
 
 
 @contextlib.contextmanager
-def monitored(
-    config: Config, stats: Callable[[], JobStats] | None = None, line: Callable[[float], str] | None = None
-) -> Iterator[None]:
+def monitored(config: Config, stats: Callable[[], JobStats] | None = None) -> Iterator[None]:
     """Shows a job while the block lasts, and watches whether it progresses.
 
     Args:
       config: Its settings.
       stats: Returns a copy of the statistics so far; default: all that this process counts in the block.
-      line: Makes the text of a progress line, from the seconds since the last one; default: the counts of a batch job.
     """
     monitoring = config.monitoring
     with watched(monitoring.stuck_after_s), contextlib.ExitStack() as shown:
-        now = stats or functools.partial(_counted, shown.enter_context(PROCESS.counting()))
+        now = stats or functools.partial(PROCESS.stats_of, shown.enter_context(PROCESS.counting()))
         if monitoring.log_level != "error":
-            shown.enter_context(progress_shown(now, line))
+            shown.enter_context(progress_shown(now, as_bar=config.mode == "batch"))
         if monitoring.metrics_port is not None:
             from pipeline.monitoring import metrics  # its library is needed by nothing else
 
@@ -52,7 +49,3 @@ def monitored(
             port = shown.enter_context(served(HOST, monitoring.page_port, "page_port", {"/": page.answer}))
             print(f"live page on http://{HOST}:{port}/", file=sys.stderr, flush=True)
         yield
-
-
-def _counted(stats: JobStats) -> JobStats:
-    return PROCESS.add_model(PROCESS.copy_of(stats))

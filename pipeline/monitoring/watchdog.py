@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TextIO
 
 from pipeline.log_lines import write_unlocked
-from pipeline.stats.background import in_background
 from pipeline.stats.process import PARTS, PROCESS, Part
+from pipeline.stats.progress import in_background
 
 _LOOK_SECONDS = 1.0
 _LOOKS = 20  # at least so many before a part is stuck

@@ -167,6 +167,10 @@ class JobStats:
             ref, message = ImageRef(_cut(letter.ref.uri)), _cut(letter.message)
             examples.append(DeadLetter(ref, letter.stage, letter.reason, message, thumbnail=letter.thumbnail))
 
+    def take_model(self, other: JobStats) -> None:
+        """Replaces the facts of the model in use by those that other statistics have."""
+        self.batch_sizes, self.canary, self.model_notes = other.batch_sizes, other.canary, other.model_notes
+
     def copy(self) -> JobStats:
         """An independent copy; it shares the images of the samples, which do not change."""
         copied = merge_stats([self], 0)

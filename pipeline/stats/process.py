@@ -10,25 +10,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from pipeline.stats.canary import CanaryStats
 from pipeline.stats.job_stats import JobStats
 
 _BACKLOG_SECONDS = 20.0  # after the last message, the backlog has no age
 
 
-class ModelStats(Protocol):
-    """Facts of the model in use: from the detector of this process, or from the reports of a launcher's workers."""
+class Model(Protocol):
+    """The detector of a process, or what its launcher knows of those of the workers."""
 
-    @property
-    def batch_sizes(self) -> tuple[int, ...]:
-        """The allowed batch sizes; empty if unknown."""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What a person should know of how the model runs."""
-
-    def canary_stats(self, wait_s: float = 0.0) -> CanaryStats | None:
-        """Comparison of the canary with the version in use; waits up to so many seconds for images that it still works at."""
+    def model_stats(self, wait_s: float = 0.0) -> JobStats:
+        """Facts of the model in use, and figures of its canary; waits up to so many seconds for its images under way."""
 
 
 class Part:
@@ -107,7 +98,7 @@ class ProcessState:
         self.counted: list[JobStats] = []
         self.lock = threading.Lock()
         self.waiting_for = ""
-        self.model: ModelStats | None = None
+        self.model: Model | None = None
         self.model_events: Counter[str] = Counter()
         self.entered: set[str] = set()
         self.entering = threading.Lock()
@@ -144,11 +135,14 @@ class ProcessState:
                 copy.backlog_age_ms = 0.0
         return copy
 
+    def stats_of(self, stats: JobStats) -> JobStats:
+        """A consistent copy of statistics that threads are adding to, with the facts of this process's model."""
+        return self.add_model(self.copy_of(stats))
+
     def add_model(self, stats: JobStats) -> JobStats:
         """The same statistics with the facts of this process's model."""
         if self.model:
-            stats.batch_sizes, stats.canary = self.model.batch_sizes, self.model.canary_stats()
-            stats.model_notes = self.model.notes
+            stats.take_model(self.model.model_stats())
         with self.lock:
             stats.model_events = self.model_events.copy()
         return stats

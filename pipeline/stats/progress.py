@@ -1,4 +1,4 @@
-"""The progress display of a job: a bar on a terminal, plain lines elsewhere."""
+"""The progress display of a job: a bar on a terminal for a batch job, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,57 +11,78 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pipeline.log_lines import kept_open
-from pipeline.stats.background import in_background
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
 
 _LINE_SECONDS = 10.0
 
 
-def note(state: str) -> None:
-    """Sets what the display shows while no image is done, e.g. `loading the model`; the empty text ends that."""
-    PROCESS.waiting_for = state
+@contextlib.contextmanager
+def in_background(name: str, work: Callable[[threading.Event], object]) -> Iterator[None]:
+    """Runs `work` in a thread while the block lasts; the event is set at the end of the block, which waits for the thread."""
+    left = threading.Event()
+    thread = threading.Thread(target=work, args=(left,), name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        left.set()
+        thread.join()
 
 
 @contextlib.contextmanager
-def progress_shown(stats: Callable[[], JobStats], line: Callable[[float], str] | None = None) -> Iterator[None]:
-    """Shows the progress of a job until the block ends.
+def progress_shown(stats: Callable[[], JobStats], *, as_bar: bool = True) -> Iterator[None]:
+    """Shows the progress of a job, from its statistics so far, until the block ends.
 
     Args:
-      stats: Returns its statistics so far.
-      line: Makes the text of a line, from the seconds since the last one; default: the counts of a batch job, which are a bar
-        if standard error is a terminal.
+      stats: Returns the statistics.
+      as_bar: Whether a terminal gets a bar.
     """
-    is_bar = line is None and sys.stderr.isatty()
+    is_bar = as_bar and sys.stderr.isatty()
     with (kept_open(sys.stderr) if is_bar else None) or contextlib.nullcontext() as terminal:
-        show = (
-            functools.partial(_show_bar, stats, terminal)
-            if is_bar
-            else functools.partial(_show_lines, line or _counts_line(stats))
-        )
+        show = functools.partial(_show_bar, stats, terminal) if is_bar else functools.partial(_show_lines, stats)
         with in_background("progress", show):
             yield
 
 
-def _show_lines(line: Callable[[float], str], left: threading.Event) -> None:
-    started = time.monotonic()
+def line(now: JobStats, before: JobStats, seconds: float) -> str:
+    """What a job has done, and how fast since the line before.
+
+    Args:
+      now: Its statistics.
+      before: Those of the line before.
+      seconds: The time between both.
+    """
+    done, total = now.detected + now.failed, now.read - now.skipped
+    if PROCESS.waiting_for and not done:
+        text = f"{PROCESS.waiting_for}; {total} images found" if total else PROCESS.waiting_for
+    else:
+        rate = (done - before.detected - before.failed) / max(seconds, 1e-9)
+        counts = f"{done}{f' of {total}' if total else ''} images, {rate:.1f} images/s"
+        skipped = [f"{now.skipped} skipped"] if now.skipped else []
+        text = ", ".join([counts, *_of_stream(now, before), f"{now.failed} failed", *skipped])
+    return f"{text}; {now.canary.line()}" if now.canary else text
+
+
+def _of_stream(now: JobStats, before: JobStats) -> Iterator[str]:
+    """The size of its batches and its latencies since the line before, and the age of its backlog."""
+    batches = now.batches - before.batches
+    if now.publish_latencies and batches:
+        yield f"batches of {sum(size * number for size, number in batches.items()) / batches.total():.1f}"
+    if published := now.publish_latencies.since(before.publish_latencies).percentiles_ms():
+        in_hand = now.latencies.since(before.latencies).percentiles_ms()
+        for name, shown in (("event-to-publish", published), ("in-hand-to-result", in_hand)):
+            yield f"{name} p50 {shown['p50']:.0f} ms p99 {shown['p99']:.0f} ms"
+    if now.backlog_age_ms:
+        yield f"backlog age {now.backlog_age_ms / 1e3:.1f} s"
+
+
+def _show_lines(stats: Callable[[], JobStats], left: threading.Event) -> None:
+    started, before = time.monotonic(), JobStats()
     while not left.wait(_LINE_SECONDS):
-        print(f"{time.monotonic() - started:6.0f} s  {line(_LINE_SECONDS)}", file=sys.stderr, flush=True)
-
-
-def _counts_line(stats: Callable[[], JobStats]) -> Callable[[float], str]:
-    before = 0
-
-    def line(seconds: float) -> str:
-        nonlocal before
         now = stats()
-        total, done = now.read - now.skipped, now.detected + now.failed
-        rate, before = (done - before) / seconds, done
-        if PROCESS.waiting_for and not done:
-            return f"{PROCESS.waiting_for}; {total} images found" if total else PROCESS.waiting_for
-        return f"{done}{f' of {total}' if total else ''} images, {rate:.1f} images/s, {now.failed} failed"
-
-    return line
+        print(f"{time.monotonic() - started:6.0f} s  {line(now, before, _LINE_SECONDS)}", file=sys.stderr, flush=True)
+        before = now
 
 
 def _show_bar(stats: Callable[[], JobStats], terminal: Any, left: threading.Event) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 from pipeline.records import row_bytes
 from pipeline.secrets import with_public_addresses
-from pipeline.stats.canary import CanaryStats
 from pipeline.stats.job_stats import BINS, MOST_OBJECTS, OTHER_CLASSES, JobStats
 
 _KINDS_SHOWN = 8
@@ -32,11 +31,8 @@ class RunFacts:
       config: All settings, nested.
       mode: `batch` or `streaming`.
       model_path: Where the model was found.
-      allowed_batch_sizes: The allowed batch sizes at the end.
-      canary: Comparison of the canary with the version in use; None without a canary.
       submitted_at: When the launcher handed the job to a runner with processes of its own. From then to `ready_at` the runner
         queues the job and starts workers, which load the model. 0: all steps ran in the launcher's process.
-      model_notes: What a person should know of how the model ran.
     """
 
     started_at: float
@@ -46,10 +42,7 @@ class RunFacts:
     config: Mapping[str, Any]
     mode: str
     model_path: str
-    allowed_batch_sizes: tuple[int, ...] = ()
-    canary: CanaryStats | None = None
     submitted_at: float = 0.0
-    model_notes: tuple[str, ...] = ()
 
     def elsewhere(self, began: float) -> RunFacts:
         """The facts of a job that was submitted at `ready_at`.
@@ -65,7 +58,7 @@ def summarise(stats: JobStats, facts: RunFacts) -> dict[str, Any]:
     """The content of summary.json."""
     wall = max(facts.finished_at - facts.ready_at, 1e-9)
     slowest = {"interval_s": stats.publish_ms.seconds, "points": stats.publish_ms.since_first()}
-    warnings = [*facts.model_notes, *doubts(stats, facts.config)]
+    warnings = [*stats.model_notes, *doubts(stats, facts.config)]
     return {
         "images": {"read": stats.read, "detected": stats.detected, "dead": stats.failed, "skipped": stats.skipped},
         "skipped_by_kind": dict(stats.left_out.most_common()),
@@ -93,9 +86,9 @@ def summarise(stats: JobStats, facts: RunFacts) -> dict[str, Any]:
             "version": stats.model[1],
             **({"images_by_version": dict(stats.versions)} if len(stats.versions) > 1 else {}),
             "path": with_public_addresses(facts.model_path),
-            "allowed_batch_sizes": list(facts.allowed_batch_sizes),
+            "allowed_batch_sizes": list(stats.batch_sizes),
         },
-        **({"canary": facts.canary.as_dict()} if facts.canary else {}),
+        **({"canary": stats.canary.as_dict()} if stats.canary else {}),
         "config": dict(facts.config),
         "command": facts.command,
         "started_at": _iso(facts.started_at),

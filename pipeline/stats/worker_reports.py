@@ -20,7 +20,6 @@ from pipeline.codec import pack, unpack
 from pipeline.errors import ModelError, OutputError
 from pipeline.results.layout import check_output
 from pipeline.results.run import Run
-from pipeline.stats.canary import CanaryStats
 from pipeline.stats.job_stats import JobStats, merge_stats
 from pipeline.stats.process import PROCESS
 from pipeline.storage.files import make_folder, read_checked, write_file
@@ -133,47 +132,49 @@ def report_all() -> None:
 
 
 class WorkerReports:
-    """Reads the reports of a run's workers, for its launcher.
+    """Sums up the reports of a run's workers, for its launcher.
 
     Args:
       run: The run, whose folder exists.
+      samples: How many annotated images the report will show.
+      streaming: Whether only images with an outcome count as read: messages of the others come again, in the next run.
       every_s: Seconds between reports; as often this looks for new ones.
     """
 
-    def __init__(self, run: Run, every_s: float = REPORT_SECONDS):
+    def __init__(self, run: Run, samples: int = 0, *, streaming: bool = False, every_s: float = REPORT_SECONDS):
         self._folder = f"{run.folder}/{_REPORTS}"
-        self._every_s = every_s
+        self._samples, self._streaming, self._every_s = samples, streaming, every_s
         self._looked = float("-inf")
         self._reports: list[JobStats] = []
         self._over = False
         make_folder(self._folder)
 
-    @property
-    def batch_sizes(self) -> tuple[int, ...]:
-        """The allowed batch sizes of a worker's model; empty if no worker has reported them."""
-        return merge_stats(self.now(), 0).batch_sizes
+    def now(self) -> JobStats:
+        """The sum of the latest reports; notes what the job waits for.
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """The notes on a worker's model; empty if no worker has reported any."""
-        return merge_stats(self.now(), 0).model_notes
-
-    def canary_stats(self, wait_s: float = 0.0) -> CanaryStats | None:
-        """Comparison of the canary with the version in use, over all workers; with `wait_s` from the last reports."""
-        if wait_s and any(report.canary for report in self.now()):
-            self.at_the_end()
-        return merge_stats(self.now(), 0).canary
-
-    def now(self) -> list[JobStats]:
-        """The latest report of each worker; this looks for new ones every few seconds, however often it is called."""
+        This looks for new reports every few seconds, however often it is called.
+        """
         if not self._over and time.monotonic() - self._looked >= self._every_s:
             with contextlib.suppress(Exception):  # storage may fail for a while
                 self._reports = self._look()
             self._looked = time.monotonic()
-        return self._reports
+        reports = self._reports
+        loading = sum(not report.batch_sizes for report in reports)
+        count = "1 worker is" if loading == 1 else f"{loading} workers are"
+        of_workers = f"{count} loading the model" if loading else "the model is loaded"
+        PROCESS.waiting_for = of_workers if reports else "waiting for workers"
+        return self._sum(reports)
 
-    def at_the_end(self) -> list[JobStats]:
-        """The last reports, after the work has ended: the first call waits until no worker writes another one."""
+    def model_stats(self, wait_s: float = 0.0) -> JobStats:
+        """Facts of the model in use, and figures of its canary over all workers; with `wait_s` from the last reports."""
+        stats = self.now()
+        return (self.at_the_end() if wait_s and stats.canary else None) or stats
+
+    def at_the_end(self) -> JobStats | None:
+        """The sum of the last reports, after the work has ended; None if no worker has reported.
+
+        The first call waits until no worker writes another one.
+        """
         if not self._over:
             before, self._reports = -1, self._look()
             while self._reports and _counted(self._reports) != before:
@@ -181,7 +182,13 @@ class WorkerReports:
                 time.sleep(2 * self._every_s)  # a busy worker is late
                 self._reports = self._look()
             self._over = True
-        return self._reports
+        return self._sum(self._reports) if self._reports else None
+
+    def _sum(self, reports: list[JobStats]) -> JobStats:
+        stats = merge_stats(reports, self._samples)
+        if self._streaming:
+            stats.read = stats.detected + stats.failed + stats.skipped
+        return stats
 
     def _look(self) -> list[JobStats]:
         reports = (read_checked(file.path, functools.partial(unpack, JobStats)) for file in files_of(self._folder))

@@ -18,8 +18,7 @@ from pipeline.detect.loaded_model import LoadedModel
 from pipeline.records import EncodedImage, ImageRef, identity_hash
 from pipeline.report.annotate import can_be_drawn
 from pipeline.stats.job_stats import JobStats
-from pipeline.stats.process import PROCESS
-from pipeline.stream.live import stream_line
+from pipeline.stats.progress import line
 from tests.detect.versioned_models import HW, TOY, look, opened_detectors, version_of, write_version
 
 CPU = DetectConfig(score_threshold=0.0, canary_share=0.4, engine=TOY)
@@ -201,15 +200,12 @@ def test_an_image_that_is_none_is_nobody_s_failure():
     assert (letter.stage, shown.images, shown.stable_images) == ("decode", 0, 0)
 
 
-def test_the_lines_of_a_stream_say_what_it_shows(monkeypatch):
+def test_the_lines_of_a_job_say_what_it_shows():
     detector = detector_with(Sure(0.08), ALL)
     detector.detect(IMAGES)
-    detector.canary_stats(30.0)
-    monkeypatch.setattr(PROCESS, "model", detector)
-    line = stream_line(lambda: PROCESS.add_model(JobStats()))(10.0)
+    shown = line(detector.model_stats(30.0), JobStats(), 10.0)
     detector.close()
-    assert "; canary 8: 12 images, agreement 1.000, scores +0.010, failed 0.0% (stable 0.0%), " in line
-    assert line.startswith("0 images, ")
+    assert "; canary 8: 12 images, agreement 1.000, scores +0.010, failed 0.0% (stable 0.0%), " in shown
 
 
 def why_none(detector):

@@ -78,7 +78,7 @@ def check_figures(job: StreamingJob, answered: int) -> None:
     assert images["read"] == detected + images["skipped"]
     assert set(summary["latency_ms"]) == {"p50", "p90", "p99", "max"} and summary["submission_seconds"] > 0
     assert re.search(
-        r"^ *\d+ s  \d+ images, \d+\.\d images/s, batches of .*, event-to-publish p50 \d+ ms",
+        r"^ *\d+ s  \d+ of \d+ images, \d+\.\d images/s, batches of .*, event-to-publish p50 \d+ ms",
         without_stamps(job.output()),
         re.MULTILINE,
     )

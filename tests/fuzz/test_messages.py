@@ -23,11 +23,12 @@ from pipeline.records import (
     row_bytes,
 )
 from pipeline.stats import metrics
+from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
+from pipeline.stats.progress import line
 from pipeline.stream import messages as parsing
 from pipeline.stream.answers import Answers
 from pipeline.stream.dedup_cache import DedupCache
-from pipeline.stream.live import stream_line
 from pipeline.stream.messages import Message, Request, image_count, parse_message, replay_message
 from pipeline.stream.outgoing import Outcome, dead_letter_message, detection_message
 from tests.memory import less_memory_than
@@ -132,14 +133,14 @@ def outcomes(request: Request, message: Message, now: float, number: float):
     metrics.note_message(message.publish_time)
     for result in (*request.dead_letters, *(end(image, number) for image in request.images)):
         is_dead = isinstance(result, DeadLetter)
-        line = row_bytes(dead_letter_row(result) if is_dead else detection_row(result))
-        assert b"\n" not in line and json.loads(line)
+        row = row_bytes(dead_letter_row(result) if is_dead else detection_row(result))
+        assert b"\n" not in row and json.loads(row)
         message = dead_letter_message(result, now) if is_dead else detection_message(result, now)
         metrics.count_results(result)
         if not is_dead:
             metrics.note_published(result, now)
         yield result.ref, Outcome(publishable(message), failed=is_dead)
-    assert stream_line(lambda: stats)(1.0)
+    assert line(stats, JobStats(), 1.0)
     PROCESS.counted.remove(stats)
 
 

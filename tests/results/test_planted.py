@@ -58,7 +58,7 @@ def work_there(output, own=None):
     with locked(output, "0a"), run.opened():
         for name, content in (own or {}).items():
             write_file(f"{run.folder}/{name}", content)
-        assert WorkerReports(run).now() == []
+        assert WorkerReports(run).now() == JobStats()
         with pytest.raises(OutputError, match="expected stats in"):
             read_stats(run)
         write_rows(output, [detected("c")], run=run.name)

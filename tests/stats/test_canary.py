@@ -27,12 +27,12 @@ SHOWN = CanaryStats(
 )
 
 
-def facts(canary):
-    return RunFacts(1.0, 2.0, 3.0, "run", {}, "streaming", "/m", canary=canary)
+def summary(canary):
+    return summarise(JobStats(canary=canary), RunFacts(1.0, 2.0, 3.0, "run", {}, "streaming", "/m"))
 
 
 def test_the_summary_and_a_line_have_them_all():
-    assert summarise(JobStats(), facts(SHOWN))["canary"] == {
+    assert summary(SHOWN)["canary"] == {
         **{"version": "8", "stable": "7", "images": 100, "failed": 2, "skipped": 3, "agreement": 0.9, "score_shift": -0.05},
         **{"failure_rate": 0.02, "stable_failure_rate": 0.0005, "mean_ms": 5.0, "stable_mean_ms": 10.0},
     }
@@ -107,8 +107,8 @@ def test_of_two_processes_the_images_that_differ_most_are_kept_and_each_once():
 def test_the_report_has_a_part_for_a_canary_with_both_results_in_an_image_that_they_differ_on():
     figures = dataclasses.replace(SHOWN)
     figures.add_disagreement(disagreement(2, "/photos/a.jpg", sample()[1].thumbnail))
-    page = Page(render_report(summarise(JobStats(), facts(figures)), [sample()], [], figures.pictures()))
+    page = Page(render_report(summary(figures), [sample()], [], figures.pictures()))
     assert "Version 8 beside version 7." in page.text and "Where they differ most" in page.text_of("h3")
     assert [text for text in page.text_of("b") if text in ("Version 1", "Canary 8")] == ["Version 1", "Canary 8"]
     assert page.text_of("span").count("a.jpg") == 2
-    assert "Canary" not in Page(render_report(summarise(JobStats(), facts(None)), [], [])).text_of("h2")
+    assert "Canary" not in Page(render_report(summary(None), [], [])).text_of("h2")

@@ -28,7 +28,8 @@ def summary_of(kinds):
     parts = [JobStats(), JobStats()]
     for number, each in enumerate(images):
         parts[number % 2].add_detected([each], 0)
-    facts = RunFacts(0.0, 1.0, 2.0, "run", {"detect": {"max_detections": 3}}, "batch", "/m", model_notes=("a note on the model",))
+    facts = RunFacts(0.0, 1.0, 2.0, "run", {"detect": {"max_detections": 3}}, "batch", "/m")
+    parts[0].model_notes = ("a note on the model",)
     return summarise(merge_stats(parts, 0), facts)
 
 

@@ -51,7 +51,7 @@ def displayed():
 
 @pytest.mark.parametrize(
     ("is_terminal", "line"),
-    [(True, r"9/10 .*2 failed"), (False, r"^ *\d+ s  9 of 10 images, \d+\.\d images/s, 2 failed$")],
+    [(True, r"9/10 .*2 failed"), (False, r"^ *\d+ s  9 of 10 images, \d+\.\d images/s, 2 failed, 1 skipped$")],
     ids=["bar", "lines"],
 )
 def test_counts_since_it_began_are_shown(monkeypatch, is_terminal, line):
@@ -79,24 +79,22 @@ def test_what_a_job_waits_for_is_said_until_an_image_is_done(monkeypatch, is_ter
     )
     monkeypatch.setattr("sys.stderr", waiting)
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0.01)
-    progress.note("loading the model")
-    try:
-        with displayed():
-            metrics.count_read(7)
-            assert waiting.shown.wait(300)
-            if not is_terminal:
-                monkeypatch.setattr("sys.stderr", working)
-            metrics.count_results(DETECTED)
-            assert (waiting if is_terminal else working).shown.wait(300)
-    finally:
-        progress.note("")
+    monkeypatch.setattr(PROCESS, "waiting_for", "loading the model")
+    with displayed():
+        metrics.count_read(7)
+        assert waiting.shown.wait(300)
+        if not is_terminal:
+            monkeypatch.setattr("sys.stderr", working)
+        metrics.count_results(DETECTED)
+        assert (waiting if is_terminal else working).shown.wait(300)
 
 
-def test_a_stream_says_its_own_line_also_on_a_terminal(monkeypatch):
-    terminal = Terminal(True, r"^ *\d+ s  what happened in 0\.01 s$")
+def test_a_stream_has_lines_also_on_a_terminal(monkeypatch):
+    terminal = Terminal(True, r"^ *\d+ s  0 of 7 images, 0.0 images/s, 0 failed$")
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0.01)
-    with progress.progress_shown(JobStats, lambda seconds: f"what happened in {seconds} s"):
+    monkeypatch.setattr(PROCESS, "waiting_for", "")
+    with progress.progress_shown(lambda: JobStats(read=7), as_bar=False):
         assert terminal.shown.wait(300)
 
 
@@ -117,7 +115,7 @@ from models.quiet import quiet_stderr
 from pipeline.stats import metrics, progress
 from pipeline.stats.process import PROCESS
 
-progress.note("waiting for workers: 3 of 8 are loading the model")
+PROCESS.waiting_for = "waiting for workers: 3 of 8 are loading the model"
 with PROCESS.counting() as stats, progress.progress_shown(lambda: stats), quiet_stderr():
     metrics.count_read(200)
     sys.stdin.read(1)

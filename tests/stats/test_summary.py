@@ -122,8 +122,8 @@ def test_the_summary_has_the_figures_of_the_contract():
         dead(9),
         dead(10, "decode", "empty"),
     ]
-    stats = merge_stats([tally_of(elements), JobStats(read=6, skipped=1, done=1)], SAMPLES)
-    summary = summarise(stats, RunFacts(1000.0, 1002.5, 1004.5, "run", {"detect": {"xla": False}}, "batch", "/m", (1, 2)))
+    stats = merge_stats([tally_of(elements), JobStats(read=6, skipped=1, done=1, batch_sizes=(1, 2))], SAMPLES)
+    summary = summarise(stats, RunFacts(1000.0, 1002.5, 1004.5, "run", {"detect": {"xla": False}}, "batch", "/m"))
     assert summary == {
         "images": {"read": 6, "detected": 3, "dead": 2, "skipped": 1},
         "skipped_by_kind": {},

@@ -1,5 +1,6 @@
 """What workers tell their launcher: each of them the latest that it has counted, and nothing once the run is over."""
 
+import dataclasses
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pipeline.errors import ModelError, OutputError
 from pipeline.results.run import Run
 from pipeline.stats import worker_reports
 from pipeline.stats.canary import CanaryStats
-from pipeline.stats.job_stats import JobStats, merge_stats
+from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import ProcessState
 from pipeline.stats.worker_reports import StatsReporter, WorkerContext, WorkerReports
 from tests.conftest import REPO
@@ -51,11 +52,10 @@ def staging(tmp_path, process):
 @pytest.mark.slow
 def test_the_launcher_sums_up_what_each_process_has_counted_in_this_job(staging):
     seen = WorkerReports(staging)
-    assert seen.now() == []
+    assert seen.now() == JobStats()
     for images in (3, 4):
         subprocess.run([sys.executable, "-c", WORKER, staging.output, str(images)], cwd=REPO, check=True)
-    assert sorted(each.read for each in WorkerReports(staging).now()) == [3, 4]
-    assert merge_stats(WorkerReports(staging).now(), samples=0) == JobStats(read=7)
+    assert WorkerReports(staging).now() == JobStats(read=7)
 
 
 def test_what_was_seen_a_moment_ago_is_not_looked_up_again(staging):
@@ -63,59 +63,48 @@ def test_what_was_seen_a_moment_ago_is_not_looked_up_again(staging):
     seen, stats = WorkerReports(staging), JobStats(read=1)
     reporter = StatsReporter(staging, stats.copy)
     reporter.flush()
-    assert seen.now() == [JobStats(read=1)]
+    assert seen.now() == JobStats(read=1)
     stats.read = 2
     reporter.flush()
-    assert seen.now() == [JobStats(read=1)]
-    assert WorkerReports(staging).now() == [JobStats(read=2)]
+    assert seen.now() == JobStats(read=1)
+    assert WorkerReports(staging).now() == JobStats(read=2)
 
 
 def test_at_the_end_it_hears_what_is_told_meanwhile(staging):
     seen, stats = WorkerReports(staging, every_s=0.05), JobStats(read=1)
     StatsReporter(staging, stats.copy, 0.05).start()
     stats.read = 2
-    assert seen.at_the_end() == [JobStats(read=2)]
+    assert seen.at_the_end() == JobStats(read=2)
 
 
 class Model:
     """What a worker's detector says of itself."""
 
-    def __init__(self, batch_sizes, canary=None):
-        self.batch_sizes = batch_sizes
-        self.canary = canary
-        self.notes = ("a note",)
+    def __init__(self, images):
+        self._stats = JobStats(batch_sizes=(1, 2), canary=CanaryStats("8", "7", images=images), model_notes=("a note",))
 
-    def canary_stats(self, wait_s=0.0):
-        return self.canary
+    def model_stats(self):
+        return self._stats
 
 
-def report(staging, process, *figures):
-    """Writes the report of a worker that has this model, or none."""
-    process.model = Model(*figures) if figures else None
+def report(staging, process, images=None):
+    """Writes the report of a worker whose canary has received so many images; of one that has no model yet."""
+    process.model = Model(images) if images else None
     process.model_events = Counter(swaps=1)
     StatsReporter(staging, JobStats).flush()
 
 
-def test_the_launcher_adds_up_what_a_canary_has_shown_to_each_worker(staging, process):
-    assert WorkerReports(staging).canary_stats() is None
-    for images in (3, 4):
-        report(staging, process, (1,), CanaryStats("8", "7", images=images))
-    seen = WorkerReports(staging, every_s=0.05)
-    assert seen.canary_stats() == CanaryStats("8", "7", images=7)
-    report(staging, process, (1,), CanaryStats("8", "7", images=5))
-    assert seen.canary_stats(wait_s=1.0) == CanaryStats("8", "7", images=12)
-
-
-def test_a_report_has_what_happened_to_the_versions_of_the_model(staging, process):
-    seen = WorkerReports(staging)
+def test_the_launcher_adds_up_what_workers_say_of_the_model_and_of_what_they_wait_for(staging, process):
+    assert (WorkerReports(staging).now(), process.waiting_for) == (JobStats(), "waiting for workers")
     report(staging, process)
-    assert WorkerReports(staging).batch_sizes == ()
-    report(staging, process, (1, 2), CanaryStats("8", "7", images=5))
-    merged = merge_stats(seen.now(), samples=0)
-    expected = JobStats(
-        model_events={"swaps": 2}, batch_sizes=(1, 2), canary=CanaryStats("8", "7", images=5), model_notes=("a note",)
-    )
-    assert merged == expected
+    assert (WorkerReports(staging).now().batch_sizes, process.waiting_for) == ((), "1 worker is loading the model")
+    report(staging, process, 3)
+    report(staging, process, 4)
+    seen = WorkerReports(staging, every_s=0.05)
+    found = JobStats(batch_sizes=(1, 2), canary=CanaryStats("8", "7", images=7), model_notes=("a note",))
+    assert seen.now() == seen.model_stats() == dataclasses.replace(found, model_events={"swaps": 3})
+    report(staging, process, 5)
+    assert seen.model_stats(wait_s=1.0).canary == CanaryStats("8", "7", images=12)
 
 
 def test_nothing_comes_back_of_a_run_that_is_over(staging):

@@ -11,9 +11,9 @@ from pipeline.results.run import Run
 from pipeline.stats import metrics, process
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
+from pipeline.stats.progress import line
 from pipeline.stats.summary import RunFacts, summarise
 from pipeline.stats.worker_reports import StatsReporter, WorkerReports
-from pipeline.stream.live import stream_line, stream_stats
 
 
 def detected(n, latency_s, led_batch=0, now=1000.0):
@@ -38,23 +38,17 @@ def minute():
         yield stats
 
 
-def test_a_line_shows_rate_batch_fill_latency_and_failures_since_the_last_one(minute):
-    make = stream_line(lambda: PROCESS.copy_of(minute))
-    line = make(10.0)
-    assert line.startswith("98 images, 9.8 images/s, batches of 8.0, event-to-publish p50 ")
-    shown = re.search(r"event-to-publish p50 (\d+) ms p99 (\d+) ms, in-hand-to-result p50 (\d+) ms p99 (\d+) ms", line)
-    for value, (low, high) in zip(map(float, shown.groups()), ((50, 250), (5000, 10_001), (10, 50), (1000, 2500)), strict=True):
-        assert low <= value <= high
-    assert line.endswith(", 2 dead, 2 skipped")
-    assert re.fullmatch(r"98 images, 0.0 images/s, backlog age \d+.\d s, 2 dead, 2 skipped", make(10.0))
-
-
-def test_before_anything_is_there_a_line_says_what_the_job_waits_for(monkeypatch):
-    make = stream_line(JobStats)
+def test_a_line_shows_rate_batch_fill_latency_and_failures_since_the_last_one(minute, monkeypatch):
     monkeypatch.setattr(PROCESS, "waiting_for", "")
-    assert make(10.0) == "waiting for workers"
-    monkeypatch.setattr(PROCESS, "waiting_for", "loading the model")
-    assert make(10.0) == "loading the model"
+    stats = PROCESS.copy_of(minute)
+    shown = line(stats, JobStats(), seconds=10.0)
+    assert shown.startswith("100 of 100 images, 10.0 images/s, batches of 8.0, event-to-publish p50 ")
+    times = re.search(r"event-to-publish p50 (\d+) ms p99 (\d+) ms, in-hand-to-result p50 (\d+) ms p99 (\d+) ms", shown)
+    for value, (low, high) in zip(map(float, times.groups()), ((50, 250), (5000, 10_001), (10, 50), (1000, 2500)), strict=True):
+        assert low <= value <= high
+    assert re.search(r", backlog age [1-9]\d+\.\d s, 2 failed, 2 skipped$", shown)
+    again = line(stats, stats, seconds=10.0)
+    assert re.fullmatch(r"100 of 100 images, 0.0 images/s, backlog age \d+.\d s, 2 failed, 2 skipped", again)
 
 
 def test_the_summary_has_both_latencies_under_their_own_names(minute):
@@ -79,9 +73,11 @@ def test_the_launcher_of_workers_elsewhere_shows_what_they_report(minute, tmp_pa
     """Only what has an outcome is read: the rest comes again, and so does that of a worker that was killed before its report."""
     run = Run(str(tmp_path), "0a1b")
     with run.opened():
-        reports = WorkerReports(run, every_s=0.0)
+        reports = WorkerReports(run, streaming=True, every_s=0.0)
+        assert (line(reports.now(), JobStats(), 10.0), reports.at_the_end()) == ("waiting for workers", None)
+        reports = WorkerReports(run, streaming=True, every_s=0.0)
         metrics.count_read()
         for _ in range(2):
             StatsReporter(run, lambda: PROCESS.copy_of(minute)).flush()
-        stats = stream_stats(JobStats(), reports, 0)
+        stats = reports.now()
     assert (stats.read, stats.detected, stats.failed, stats.skipped) == (204, 196, 4, 4)
