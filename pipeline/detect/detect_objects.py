@@ -30,8 +30,8 @@ from pipeline.detect.loaded_model import LoadModel
 from pipeline.feed.work import Image
 from pipeline.limits import MEMORY
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage
-from pipeline.results.cancellation import steps_are_cancelled
 from pipeline.stats import metrics
+from pipeline.stats.process import PROCESS
 
 _MOST_BYTES = 64e6  # of encoded images under way
 _BYTES_PER_IMAGE = 1000  # of its name and its result, pickled
@@ -144,8 +144,7 @@ class Chunk:
         """
         work = self.work or detector.start(self.images)
         while not wait([work], _LOOK_SECONDS).done:
-            if steps_are_cancelled():
-                raise KeyboardInterrupt
+            PROCESS.check_stopped()
         return Chunk(self.images, self.places, work.result())
 
 

@@ -29,7 +29,6 @@ from pipeline.feed.work import Image, Limits
 from pipeline.limits import MEMORY, available_cpus
 from pipeline.read.fetch import GIVE_UP_SECONDS, RETRY_SECONDS
 from pipeline.records import DeadLetter, DetectedImage, Detections, EncodedImage, ImageRef, Timing
-from pipeline.results.cancellation import steps_are_cancelled
 from pipeline.stats.canary import CanaryStats
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
@@ -233,8 +232,7 @@ class Detector:
 
     def _run(self, model: LoadedModel, fed: FedChunk, started_at: float) -> list[Result]:
         """The results for a chunk."""
-        if steps_are_cancelled():
-            raise KeyboardInterrupt
+        PROCESS.check_stopped()
         results: dict[int, Result] = {
             place: failure.dead_letter(_ref(fed.images[place]), _payload(fed.images[place]))
             for place, failure in fed.failures.items()

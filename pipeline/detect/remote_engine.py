@@ -21,7 +21,6 @@ from pipeline.detect.server_protocols import PROTOCOLS
 from pipeline.detect.signature import Arrays, Signature, channels_last
 from pipeline.detect.versions import first_line, is_remote
 from pipeline.errors import ModelError
-from pipeline.results.cancellation import stopped
 from pipeline.stats.process import PROCESS
 
 _PATH = re.compile(r"(grpcs?)://([^/]+)/([^/]+)/?")
@@ -158,7 +157,7 @@ class RemoteServer:
         if is_news:
             notice = f"waiting for model {self._path}, which has not answered for {_NOTICE_S:g} s: {reason}"
             print(notice, file=sys.stderr, flush=True)
-        if stopped():
+        if PROCESS.stopped:
             raise ModelError(f"the job was stopped while it waited for model {self._path}") from err
         if away_s > self._wait_s:
             raise ModelError(f"model {self._path} has not answered for {self._wait_s:g} s: {reason}") from err

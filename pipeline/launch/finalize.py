@@ -16,7 +16,6 @@ from pipeline.errors import DONE, FAILED, UserError
 from pipeline.log_lines import write_unlocked
 from pipeline.report.annotate import annotate, can_be_drawn
 from pipeline.report.page import render_report
-from pipeline.results import cancellation
 from pipeline.results.layout import EXPORTS, REPORT, SUMMARY, is_sample_name, read_summary, sample_name
 from pipeline.results.run import Run, remove_abandoned
 from pipeline.stats.job_stats import JobStats
@@ -169,11 +168,18 @@ def last_line(err: Exception) -> str:
 @contextlib.contextmanager
 def stopped_by_signals() -> Iterator[None]:
     """While this lasts, SIGTERM and SIGINT stop the job by a KeyboardInterrupt; for what else it raises, see `failed`."""
-    with cancellation.one_run(), _signals_call(cancellation.stop):
+
+    def stop() -> None:
+        PROCESS.stopped = True
+        raise KeyboardInterrupt
+
+    with _signals_call(stop):
         try:
             yield
         except Exception as err:  # noqa: BLE001  the user gets one line for any error
             failed(err)
+        finally:
+            PROCESS.stopped = False
 
 
 @contextlib.contextmanager

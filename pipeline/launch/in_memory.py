@@ -15,11 +15,11 @@ the messages in flight, the images in progress and the model, as all steps of on
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import copy
 import os
 import queue
-import threading
 import time
 from typing import Any
 
@@ -29,7 +29,7 @@ from apache_beam.runners.runner import PipelineResult, PipelineState
 
 from models.own_python import environment
 from pipeline.beam_internals import add_up_metrics_at_once
-from pipeline.results.cancellation import cancel_steps, delayed_stop
+from pipeline.stats.process import PROCESS
 
 _WAKE_SECONDS = 0.2  # another thread may get a signal; Python runs its handler when the main thread wakes up
 _CANCEL_SECONDS = 20.0  # a step that does not end by then, such as one that waits for storage, ends with the process
@@ -54,8 +54,7 @@ class InMemoryRunner(FnApiRunner):
         if elsewhere:  # a KeyboardInterrupt ends Beam's processes, too
             return run(pipeline_proto, options)
         try:
-            with delayed_stop():  # while a thread starts
-                running.begin(run, pipeline_proto, options)
+            running.begin(run, pipeline_proto, options)
             running.wait_until_finish()
         except KeyboardInterrupt:
             running.cancel()
@@ -73,21 +72,19 @@ class _RunningJob(PipelineResult):
     def __init__(self) -> None:
         super().__init__(PipelineState.RUNNING)
         self.result: PipelineResult | None = None
-        self._threads: list[threading.Thread] = []
+        self._begun = self._waited_for = 0
         self._ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()  # in C, so that signals do it no harm
 
     def begin(self, run: Any, *arguments: Any) -> None:
-        name = f"job {len(self._threads)}"
-        self._threads.append(threading.Thread(target=self._run, args=(run, *arguments), name=name, daemon=True))
-        self._threads[-1].start()
+        self._begun += 1
+        _thread.start_new_thread(self._run, (run, *arguments))  # a `threading.Thread` takes locks to start
 
     def wait_until_finish(self, duration: int | None = None) -> str:
         """Waits for all threads; raises the first failure at once."""
-        ended = 0
-        while ended < len(self._threads):
+        while self._waited_for < self._begun:
             with contextlib.suppress(queue.Empty):
                 failure = self._ended.get(timeout=_WAKE_SECONDS)
-                ended += 1
+                self._waited_for += 1
                 if failure is not None:
                     self._state = PipelineState.FAILED
                     raise failure
@@ -96,9 +93,9 @@ class _RunningJob(PipelineResult):
 
     def cancel(self) -> str:
         """Cancels the steps, and waits until they have ended."""
-        cancel_steps()
+        PROCESS.stopped = True
         late = time.monotonic() + _CANCEL_SECONDS
-        while any(thread.is_alive() for thread in self._threads) and time.monotonic() < late:
+        while self._waited_for + self._ended.qsize() < self._begun and time.monotonic() < late:
             time.sleep(_LOOK_SECONDS)
         self._state = PipelineState.CANCELLED
         return str(self._state)

@@ -19,7 +19,6 @@ from pipeline.errors import StorageAwayError, UserError
 from pipeline.failures import ImageError
 from pipeline.read.prefetch import Read
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
-from pipeline.results.cancellation import steps_are_cancelled
 from pipeline.secrets import masked_text
 from pipeline.stats.process import PROCESS
 from pipeline.storage.store import FoundFile, Reserve, TooLargeError, is_transient_error, retried
@@ -209,8 +208,7 @@ def read_image(read: Read, max_bytes: int, breaker: CircuitBreaker) -> EncodedIm
 
     def wait(err: Exception) -> None:
         breaker.failed(ref.uri, err)
-        if steps_are_cancelled():
-            raise KeyboardInterrupt from err  # no dead letter
+        PROCESS.check_stopped()  # no dead letter
         if read.abandoned or breaker.stop.is_set():  # nobody waits for it any more
             raise err
 

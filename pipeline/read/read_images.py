@@ -25,10 +25,10 @@ from pipeline.read.list_images import Piece, folders_of, list_pieces, pieces_of
 from pipeline.read.names import is_container, kind_of
 from pipeline.read.read_ahead import ReadAhead
 from pipeline.records import DeadLetter, EncodedImage, ImageRef, identity_hash, name_bytes, name_of
-from pipeline.results.cancellation import until_cancelled
 from pipeline.secrets import public_address
 from pipeline.stats import metrics
 from pipeline.stats.job_stats import JobStats
+from pipeline.stats.process import PROCESS
 from pipeline.stats.worker_reports import WorkerContext
 from pipeline.storage.listing import MAX_PARALLEL
 
@@ -185,7 +185,8 @@ class _ListImages(_Counting):
 
     def process(self, group: Sequence[Piece | str]) -> Iterator[Any]:
         found = self._found(group)
-        for some in until_cancelled(iter(lambda: list(islice(found, _REFS_AT_ONCE)), [])):
+        for some in iter(lambda: list(islice(found, _REFS_AT_ONCE)), []):
+            PROCESS.check_stopped()
             if self._done:
                 done = self._done.among([each.ref if isinstance(each, DeadLetter) else each for each in some])
                 self._count(int(done.sum()))
@@ -262,7 +263,8 @@ class _OpenContainers(_Counting):
             yield ref
             return
         found = self._again.open(ref) if self._again and are_letters(ref.uri) else self._of_container(ref)
-        for image in until_cancelled(found):
+        for image in found:
+            PROCESS.check_stopped()
             if isinstance(image, str):
                 self._leave_out(kind_of(image))
                 continue

@@ -92,6 +92,7 @@ class ProcessState:
       died: Threads of the run that failed, with the error.
       samples: How many images with a thumbnail its statistics keep, for the report of a stream and the live page.
       message_at: When a stream read its last message, in monotonic seconds.
+      stopped: Whether a signal has stopped the job; its steps, which run in threads, end at their next element.
     """
 
     def __init__(self) -> None:
@@ -109,6 +110,7 @@ class ProcessState:
         self.died: dict[str, str] = {}
         self.samples = 0
         self.message_at = -math.inf
+        self.stopped = False
 
     def begin_counting(self) -> JobStats:
         """Statistics to which the steps of this process add all that they count from now on."""
@@ -116,6 +118,15 @@ class ProcessState:
         with self.lock:
             self.counted.append(stats)
         return stats
+
+    def check_stopped(self) -> None:
+        """Ends a step of a stopped job at its next element.
+
+        Raises:
+          KeyboardInterrupt: The job was stopped.
+        """
+        if self.stopped:
+            raise KeyboardInterrupt
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[JobStats]:

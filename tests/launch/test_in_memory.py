@@ -1,6 +1,6 @@
 """Beam's in-memory runner in threads: flat, two bundles of a stream side by side, and signals that harm no step."""
 
-import itertools
+import _thread
 import os
 import signal
 import threading
@@ -12,10 +12,10 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from pipeline.launch.finalize import stopped_by_signals
 from pipeline.launch.in_memory import InMemoryRunner
-from pipeline.results.cancellation import stopped, until_cancelled
+from pipeline.stats.process import PROCESS
 from tests.processes import wait_until
 
-both, one_is_done, heard = threading.Barrier(2), threading.Event(), threading.Event()
+both, one_is_done, heard, endless_is_done = threading.Barrier(2), threading.Event(), threading.Event(), threading.Event()
 
 
 class Meet(beam.DoFn):
@@ -80,16 +80,19 @@ class SignalledCondition(threading.Condition):
     def __enter__(self) -> bool:
         taken = super().__enter__()
         os.kill(os.getpid(), signal.SIGTERM)
-        wait_until(stopped)
+        wait_until(lambda: PROCESS.stopped)
         return taken
 
 
 class Endless(beam.DoFn):
-    """Works until it is cancelled."""
+    """Works until the job is stopped."""
 
     def process(self, element: int) -> None:
-        for _ in until_cancelled(itertools.repeat(None)):
-            pass
+        try:
+            while True:
+                PROCESS.check_stopped()
+        finally:
+            endless_is_done.set()
 
 
 class WithCondition(Endless):
@@ -108,10 +111,10 @@ def run_until_stopped(work: beam.DoFn) -> None:
     """Runs a batch job that a signal stops; its thread ends, too."""
     pipeline = beam.Pipeline(runner=InMemoryRunner())
     _ = pipeline | "Begin" >> beam.Create([0], reshuffle=False) | "Work" >> beam.ParDo(work)
-    before = threading.enumerate()
+    endless_is_done.clear()
     with stopped_by_signals(), pytest.raises(KeyboardInterrupt):
         pipeline.run()
-    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "job 0" and thread not in before])
+    assert endless_is_done.is_set()
 
 
 def test_a_signal_interrupts_no_step_of_a_batch_job_and_ends_it_at_the_next_element():
@@ -123,12 +126,11 @@ def test_a_signal_interrupts_no_step_of_a_batch_job_and_ends_it_at_the_next_elem
 def test_a_signal_while_the_thread_of_a_batch_job_starts_ends_the_thread(monkeypatch):
     """Else it would go on writing while the launcher removes what the run has written."""
 
-    def start_signalled(thread: threading.Thread) -> None:
-        start(thread)
-        if thread.name.startswith("job "):
-            os.kill(os.getpid(), signal.SIGTERM)
-            wait_until(stopped)
+    def start_signalled(*arguments: Any) -> None:
+        start(*arguments)
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_until(lambda: PROCESS.stopped)
 
-    start = threading.Thread.start
-    monkeypatch.setattr(threading.Thread, "start", start_signalled)
+    start = _thread.start_new_thread
+    monkeypatch.setattr(_thread, "start_new_thread", start_signalled)
     run_until_stopped(Endless())
