@@ -88,12 +88,6 @@ def test_the_sdist_that_beam_stages_gives_the_same_wheel(checkout, wheel, tmp_pa
     assert (source / "requirements.lock").is_file()
 
 
-def test_the_console_command_shows_its_help_from_any_folder(installed, tmp_path):
-    done = run_installed(installed, tmp_path, "detect-objects", "run", "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "--score-threshold" in done.stdout
-
-
 @pytest.mark.parametrize("config", ["configs/batch_gcs_direct.yaml", "batch_gcs_direct"])
 def test_an_installed_copy_finds_configs_and_bundled_model(installed, tmp_path, config):
     """From a foreign folder; nothing is written where the package is."""

@@ -223,19 +223,6 @@ def test_images_on_the_web_are_read_and_no_name_or_message_has_their_tokens(phot
     assert len(warnings) == 2 and "secret" not in "".join(warnings)
 
 
-def test_images_and_archives_on_cloud_storage_are_read(photo, gcs_bucket):
-    folder, pixels, _ = photo
-    write_zip(folder / "in.zip", {"b.jpg": (folder / "in/a.jpg").read_bytes()})
-    for name, path in {"in/a.jpg": folder / "in/a.jpg", "in.zip": folder / "in.zip"}.items():
-        gcs_bucket.blob(name).upload_from_filename(path)
-    uris = [f"gs://{gcs_bucket.name}/{name}" for name in ("in/a.jpg", "in.zip#b.jpg", "in/gone.jpg")]
-    rows = rows_of(folder, *(photo_row(uri, found(box=(20, 10, 60, 50))) for uri in uris))
-    assert made(rows, "--crops", folder / "cut") == 1
-    assert files_of(folder / "cut") == ["cat/a-1-0.90.jpg", "cat/in.zip#b-1-0.90.jpg"]
-    for name in files_of(folder / "cut"):
-        assert_alike(pixels_of(folder / "cut" / name), pixels[10:50, 20:60])
-
-
 def test_images_of_one_name_have_pictures_of_their_own_whatever_their_order(tmp_path):
     uris = [tmp_path / name for name in ("x/1.jpg", "y/1.jpg", "y/1.png", "z/2.jpg")]
     for uri in uris:

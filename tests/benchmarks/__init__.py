@@ -6,8 +6,8 @@ contenders.py        who takes part, and the command that runs each
 plain_loop.py        no framework: the upper bound
 beam_documented.py   the pipeline that Beam's documentation shows
 work.py              what these have in common: rows, times
-process_tree.py      memory and CPU of a command, and of everything else meanwhile
-rounds.py            runs commands alternately, and again where the machine was busy
+process_tree.py      memory and CPU of a command
+rounds.py            runs commands alternately
 throughput.py        images per second          `make bench`
 memory.py            1,000 against 20,000 images
 streaming.py         throughput, latency and memory of a stream

@@ -28,7 +28,6 @@ def main() -> None:
     parser.add_argument("--sizes", default="1000,20000")
     default = "bfloat16" if "bf16" in results.machine() else "float32"
     parser.add_argument("--precision", default=default, help="bfloat16 where the CPU has it, in half the time")
-    parser.add_argument("--accept-noise", action="store_true", help="take runs as they are, however busy the machine is")
     args = parser.parse_args()
     make_model()
     contender, runs = ours("--precision", args.precision), []
@@ -36,25 +35,24 @@ def main() -> None:
         for size in map(int, args.sizes.split(",")):
             images = link_images(make_images(SMALL), BENCH / f"many-{size}", size, _PER_FOLDER)
             name = f"{size} images"
-            (run,) = run_rounds({name: contender}, images, size, 1, args.accept_noise, BENCH / "out" / "many")
+            (run,) = run_rounds({name: contender}, images, size, 1, BENCH / "out" / "many")
             runs.append(dataclasses.replace(run, round=number))
     names = list(dict.fromkeys(run.contender for run in runs))
-    kept = [run for run in runs if args.accept_noise or not run.noisy]
     rows = []
     for name in names:
-        own = [run for run in kept if run.contender == name]
+        own = [run for run in runs if run.contender == name]
         rates, memory = [run.images_per_second for run in own], [run.peak_rss_mb for run in own]
-        memory_ratios = results.ratios(kept, name, names[0], of="peak_rss_mb")
+        memory_ratios = results.ratios(runs, name, names[0], of="peak_rss_mb")
         rows.append(
             [
                 name,
                 results.spread(rates, ".1f"),
-                results.spread(results.ratios(kept, name, names[0]), ".2f"),
+                results.spread(results.ratios(runs, name, names[0]), ".2f"),
                 results.spread(memory, ".0f"),
                 results.spread(memory_ratios, ".2f"),
             ]
         )
-    print(f"\n### Many images, {args.precision}\n\n{results.machine()}; runs left out as noisy: {len(runs) - len(kept)}\n")
+    print(f"\n### Many images, {args.precision}\n\n{results.machine()}\n")
     print(results.table(["", "images/s", f"to {names[0]}", "peak RSS MB", f"to {names[0]}"], rows), flush=True)
 
 

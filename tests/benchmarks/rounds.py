@@ -6,19 +6,15 @@ import dataclasses
 import json
 import shutil
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tests.benchmarks import work
 from tests.benchmarks.contenders import Contender
 from tests.benchmarks.images import BENCH
-from tests.benchmarks.process_tree import Watched, busy_cpus, watch
+from tests.benchmarks.process_tree import Watched, watch
 
-NOISE_CPUS = 0.12  # more than this used by other processes makes a run noisy
-_TRIES = 3
-_QUIET_WAIT_SECONDS = 300.0
 _TIMEOUT_SECONDS = 1800.0
 
 
@@ -38,11 +34,8 @@ class Run:
       started_at: When the work started, seconds since the epoch.
       work_seconds: From the start of the work to its last row.
       startup_seconds: From the start of the process to the start of the work, and loading the model.
-      first_row_seconds: From the start of the process to its first row; for the pipeline, its start-up and median latency.
       peak_rss_mb: Highest resident memory of the process tree.
       cpu_seconds_per_image: User and system time of the process tree during the work; loading the model is not in it.
-      other_cpus: CPUs that other processes used during the work.
-      noisy: Whether that was too many.
     """
 
     contender: str
@@ -52,16 +45,11 @@ class Run:
     started_at: float
     work_seconds: float
     startup_seconds: float
-    first_row_seconds: float
     peak_rss_mb: float
     cpu_seconds_per_image: float
-    other_cpus: float
-    noisy: bool
 
 
-def run_rounds(
-    contenders: Mapping[str, Contender], images: Path, count: int, rounds: int, accept_noise: bool, output: Path
-) -> list[Run]:
+def run_rounds(contenders: Mapping[str, Contender], images: Path, count: int, rounds: int, output: Path) -> list[Run]:
     """Runs all contenders `rounds` times in turn.
 
     Args:
@@ -69,20 +57,15 @@ def run_rounds(
       images: Folder of images.
       count: How many are in it; a run that has fewer rows is an error.
       rounds: How often.
-      accept_noise: Take noisy runs as they are; else each is repeated up to three times, and its last try kept.
       output: Folder below which each contender gets its own.
     """
     runs = []
     for number in range(rounds):
         for name, contender in contenders.items():
-            for _ in range(1 if accept_noise else _TRIES):
-                waited = 0.0 if accept_noise else _wait_for_quiet()
-                run = run_once(name, contender, number, images, output_of(output, name))
-                if run.images != count:
-                    raise RunFailed(f"{name}: expected {count} rows, got {run.images}")
-                show(run, waited)
-                if not run.noisy:
-                    break
+            run = run_once(name, contender, number, images, output_of(output, name))
+            if run.images != count:
+                raise RunFailed(f"{name}: expected {count} rows, got {run.images}")
+            show(run)
             runs.append(run)
     return runs
 
@@ -98,14 +81,12 @@ def run_once(
     watched = run_contender(name, contender, images, output, timeout_s)
     if watched.exit_code:
         raise RunFailed(f"{name}: ended with {watched.exit_code}; see {log_of(name)}:\n{watched.output[-1500:]}")
-    times = _times(contender, watched, output)
-    start, end = times.start, times.end
-    load_s = sum(until - since for since, until in times.loads)
-    cpu_s = watched.cpu_seconds(start, end) - sum(watched.cpu_seconds(*load) for load in times.loads)
+    start, end, loads = _times(contender, watched, output)
+    load_s = sum(until - since for since, until in loads)
+    cpu_s = watched.cpu_seconds(start, end) - sum(watched.cpu_seconds(*load) for load in loads)
     rows = sum(1 for file in (output / "detections").glob("*.jsonl") for _ in file.open("rb"))
     if not rows:
         raise RunFailed(f"{name}: wrote no rows; see {log_of(name)}")
-    other = watched.other_cpus(start, end)
     return Run(
         contender=name,
         round=number,
@@ -114,11 +95,8 @@ def run_once(
         started_at=start,
         work_seconds=end - start - load_s,
         startup_seconds=start + load_s - watched.started_at,
-        first_row_seconds=times.first_row - watched.started_at,
         peak_rss_mb=watched.peak_rss_mb,
         cpu_seconds_per_image=cpu_s / rows,
-        other_cpus=other,
-        noisy=other > NOISE_CPUS,
     )
 
 
@@ -130,41 +108,24 @@ def run_contender(name: str, contender: Contender, images: Path, output: Path, t
     return watch(contender.command(images, output), str(log_of(name)), contender.env, timeout_s)
 
 
-class _Times(NamedTuple):
-    """Of one run, seconds since the epoch; `loads` are when it was loading the model within its work."""
-
-    start: float
-    end: float
-    first_row: float
-    loads: list[tuple[float, float]]
-
-
-def _times(contender: Contender, watched: Watched, output: Path) -> _Times:
+def _times(contender: Contender, watched: Watched, output: Path) -> tuple[float, float, list[tuple[float, float]]]:
+    """Start and end of a run's work, and when it loaded the model within it; seconds since the epoch."""
     if contender.is_ours:
         summary = json.loads((output / "summary.json").read_text())
         start = watched.started_at + summary["startup_seconds"] + summary.get("submission_seconds", 0.0)
-        return _Times(start, start + summary["wall_seconds"], start + summary.get("latency_ms", {}).get("p50", 0.0) / 1e3, [])
+        return start, start + summary["wall_seconds"], []
     lines = [line for line in watched.output.splitlines() if line.startswith(work.RESULT)]
     if not lines:
         raise RunFailed("a contender ended without its line of times")
     times: dict[str, Any] = json.loads(lines[-1][len(work.RESULT) :])
-    return _Times(times["started_at"], times["finished_at"], times["first_row_at"], times["loads"])
+    return times["started_at"], times["finished_at"], times["loads"]
 
 
-def _wait_for_quiet() -> float:
-    started = time.monotonic()
-    while busy_cpus(2.0) > NOISE_CPUS and time.monotonic() - started < _QUIET_WAIT_SECONDS:
-        pass
-    return time.monotonic() - started
-
-
-def show(run: Run, waited: float = 0.0) -> None:
+def show(run: Run) -> None:
     """Prints a line about a run."""
-    noise = f"  NOISY: others used {run.other_cpus:.2f} CPUs" if run.noisy else ""
-    waiting = f"  (waited {waited:.0f} s for a quiet machine)" if waited > 10 else ""
     print(
         f"round {run.round + 1}  {run.contender:<34} {run.images_per_second:7.1f} images/s  "
-        f"{1000 * run.cpu_seconds_per_image:6.1f} CPU-ms/image  {run.peak_rss_mb:6.0f} MB{noise}{waiting}",
+        f"{1000 * run.cpu_seconds_per_image:6.1f} CPU-ms/image  {run.peak_rss_mb:6.0f} MB",
         file=sys.stderr,
         flush=True,
     )

@@ -27,8 +27,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
-
 from tests.benchmarks.contenders import ours
 from tests.benchmarks.images import BENCH, SMALL, link_images, make_images
 from tests.benchmarks.model import make_model
@@ -112,20 +110,17 @@ class Bench:
         """A backlog of URIs that is there when the job starts, with the archive and without, and the batch job, alternately.
 
         The first and last tenth of the stream are not counted; the batch job's own rate leaves its start out, but not its end.
-        What the emulator and the receiver take of the same cores is stated as well.
         """
         count, rounds = (256, 1) if self._quick else (1024, 3)
-        links, rates, without, batch_rates, beside_ms = _many_links(count), [], [], [], []
+        links, rates, without, batch_rates = _many_links(count), [], [], []
         for _ in range(rounds):
             with self._job("--allow-uri-prefix", str(links)) as (job, receiver):
-                rate, beside = self._backlog(job, receiver, links, count)
-                rates.append(rate)
-                beside_ms.append(beside)
+                rates.append(self._backlog(job, receiver, links, count))
                 _end(job)
                 batch_sizes = json.loads((job.archive / "summary.json").read_text())["batch_sizes"]
             batch_rates.append(self._batch_rate(links))
             with self._job("--allow-uri-prefix", str(links), "--archive", "") as (job, receiver):
-                without.append(self._backlog(job, receiver, links, count)[0])
+                without.append(self._backlog(job, receiver, links, count))
                 _end(job)
         self._rate = statistics.median(rates)
         documented = self._documented(64 if self._quick else 512)
@@ -135,7 +130,6 @@ class Bench:
             "batch_images_per_second": batch_rates,
             "share_of_batch": round(statistics.median(map(operator.truediv, rates, batch_rates)), 3),
             "without_archive_images_per_second": without,
-            "cpu_ms_an_image_of_emulator_and_receiver": round(statistics.median(beside_ms), 2),
             "with_to_without_archive": round(statistics.median(map(operator.truediv, rates, without)), 3),
             **documented,
             "times_documented": round(self._rate / documented["documented_images_per_second"], 2),
@@ -187,13 +181,10 @@ class Bench:
             self._publish(job, range(first + n, first + n + 1))
         return [r.latency_ms for r in receiver.wait(lambda received: len(received) >= before + count)[before:]]
 
-    def _backlog(self, job: StreamingJob, receiver: Receiver, links: Path, count: int) -> tuple[float, float]:
-        """Images/s, and the CPU-ms an image of emulator and receiver."""
-        _publish_uris(job, links)
+    def _backlog(self, job: StreamingJob, receiver: Receiver, links: Path, count: int) -> float:
+        job.publish(*(json.dumps({"uri": str(path)}).encode() for path in sorted(links.iterdir())))
         job.start()
-        began = _cpu_seconds_beside(job)
-        received = receiver.wait(lambda received: len(received) >= count)
-        return steady_rate(received, count), (_cpu_seconds_beside(job) - began) / count * 1e3
+        return steady_rate(receiver.wait(lambda received: len(received) >= count), count)
 
     def _batch_rate(self, images: Path) -> float:
         output = BENCH / "out" / "batch_beside_streaming"
@@ -243,13 +234,6 @@ def main() -> None:
     (BENCH / "streaming.json").write_text(json.dumps(results, indent=2))
 
 
-def _cpu_seconds_beside(job: StreamingJob) -> float:
-    """Processor time of this process and of those that it started, but for the job."""
-    here, of_job = psutil.Process(), psutil.Process(job.pid)
-    beside = {here, *here.children(recursive=True)} - {of_job, *of_job.children(recursive=True)}
-    return sum(sum(process.cpu_times()[:2]) for process in beside)
-
-
 def _end(job: StreamingJob) -> None:
     if code := job.signal(signal.SIGTERM):
         raise SystemExit(f"the job ended with {code}:\n{job.output()[-2000:]}")
@@ -272,10 +256,6 @@ def percentiles(values: list[float]) -> dict[str, float]:
 
 def _many_links(count: int) -> Path:
     return link_images(make_images(SMALL), (BENCH / f"links-{count}").resolve(), count)
-
-
-def _publish_uris(job: StreamingJob, folder: Path) -> None:
-    job.publish(*(json.dumps({"uri": str(path)}).encode() for path in sorted(folder.iterdir())))
 
 
 if __name__ == "__main__":

@@ -2,12 +2,11 @@
 
     python -m tests.benchmarks.throughput                                          # small and large images, 3 rounds
     python -m tests.benchmarks.throughput --only ours,plain,before --before ../earlier   # beside another checkout of the project
-    python -m tests.benchmarks.throughput --rounds 1 --only ours,plain --count 64 --accept-noise    # while developing
+    python -m tests.benchmarks.throughput --rounds 1 --only ours,plain --count 64    # while developing
 
 Measured: from the start of the work to the last row written. Not in it: interpreter and library start, loading and warming
 the model (both are shown as start-up), and, for the pipeline, writing summary and report. Ratios are taken within a round;
-medians over rounds. A run while other processes used more than 0.12 CPUs is repeated, up to three times; what stays noisy is
-left out of the table.
+medians over rounds, with the least and the most. The machine has to be quiet.
 
 Agreement is the share of detections (2 x matched / all of both, same class, IoU >= 0.5) that a contender has in common with
 the plain loop at float32. Those that decode or resize with other libraries see other pixels, and random weights make much of
@@ -48,11 +47,10 @@ def _measure(kind: str, contenders: Mapping[str, Contender], args: argparse.Name
     if count < COUNTS[kind]:
         images = link_images(images, BENCH / f"{kind}-{count}", count)
     output = BENCH / "out" / kind
-    runs = run_rounds(contenders, images, count, args.rounds, args.accept_noise, output)
-    kept = [run for run in runs if args.accept_noise or not run.noisy]
+    runs = run_rounds(contenders, images, count, args.rounds, output)
     agreement = _agreement(contenders, output)
-    print(f"\n### {count} {_TITLES[kind]}\n\n{results.machine()}; runs left out as noisy: {len(runs) - len(kept)}\n")
-    print(results.runs_table(kept, contenders, agreement), flush=True)
+    print(f"\n### {count} {_TITLES[kind]}\n\n{results.machine()}\n")
+    print(results.runs_table(runs, contenders, agreement), flush=True)
 
 
 def _agreement(contenders: Mapping[str, Contender], output: Path) -> dict[str, float]:
@@ -69,7 +67,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", help="contenders whose names contain one of these parts, with commas")
     parser.add_argument("--images", default=f"{SMALL},{LARGE}", help="which images (default: %(default)s)")
     parser.add_argument("--count", type=int, default=0, help="only the first so many images")
-    parser.add_argument("--accept-noise", action="store_true", help="take runs as they are, however busy the machine is")
     parser.add_argument("--before", type=Path, metavar="FOLDER", help="also the pipeline of another checkout of the project")
     return parser
 

@@ -9,28 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline import failures
 from pipeline.failures import ImageError
 from pipeline.feed.decode import decode_image
 from tests import hostile_images
 from tests.decoding_process import DecodingProcess
+from tests.feed.test_decode import NOISE, REASONS, SMOOTH, encoded, refusal
 from tests.hostile_images import png_chunk
-
-LIMIT = 1e8
-NOISE = np.random.default_rng(0).integers(0, 255, (40, 60, 3), np.uint8)
-SMOOTH = cv2.resize(NOISE[:4, :6], (60, 40), interpolation=cv2.INTER_CUBIC)
-REASONS = set(failures.REASONS["decode"])
-
-
-def encoded(pixels, file_format="PNG", **options):
-    return hostile_images.encoded(Image.fromarray(pixels), file_format, **options)
-
-
-def refusal(content, max_pixels=LIMIT):
-    with pytest.raises(ImageError) as caught:
-        decode_image(content, max_pixels)
-    assert "\n" not in str(caught.value)
-    return caught.value.reason
 
 
 def declared_wh(content):
@@ -97,8 +81,8 @@ class TestLimits:
             radiance + row * 14000,
             b"BM" + os2_header + bytes(1100),
             b"GIF89a" + struct.pack("<HH", 65535, 65535) + encoded(SMOOTH, "GIF")[10:],
-            hostile_images.encoded(Image.new("1", (12000, 12000)), "TIFF", compression="packbits"),
-            hostile_images.encoded(Image.new("L", (6000, 6000)), "JPEG", progressive=True),
+            encoded(Image.new("1", (12000, 12000)), "TIFF", compression="packbits"),
+            encoded(Image.new("L", (6000, 6000)), "JPEG", progressive=True),
         ]
         with DecodingProcess(max_pixels=25e6) as process:
             outcomes = [process.decode(bomb) for bomb in bombs]
