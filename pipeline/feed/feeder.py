@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import os
 import signal
 import socket
@@ -48,6 +47,7 @@ from pipeline.feed.work import (
     Work,
 )
 from pipeline.limits import MEMORY
+from pipeline.read.fetch import note_storage
 from pipeline.records import EncodedImage
 from pipeline.stats.process import PROCESS
 
@@ -64,8 +64,6 @@ _CHUNKS = 2  # of a process: one in work, and one whose images it reads meanwhil
 _STARTS = 3  # failed ones in a row, after which the feeder gives up
 _KEPT_BYTES = 64 << 20  # of a slot of images of any size; more is given back to the system
 _THUMBNAIL_ONLY = ModelInput((8, 8), "stretch", "darknet", 0)
-
-_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
@@ -335,7 +333,7 @@ class Feeder:
         elif isinstance(message, RoomFree):
             self._decoding.pop(process, None)
         elif isinstance(message, StoreFails):
-            _note_store(message.text)
+            note_storage(*message)
         elif isinstance(message, StoreAway):
             chunk = process.chunks.popleft()
             PROCESS.parts["read"].end(len(chunk.images))
@@ -401,17 +399,6 @@ class Feeder:
             for chunk in [*(chunk for process in self._running for chunk in process.chunks), *self._waiting]:
                 chunk.result.set_exception(failure)
             self._waiting.clear()
-
-
-def _note_store(text: str) -> None:
-    """Notes that a store fails, or is back."""
-    PROCESS.parts["read"].progressed()
-    if not text and PROCESS.failing.pop("storage", ""):
-        _log.warning("storage is back")
-    elif text and "storage" not in PROCESS.failing:
-        _log.warning("storage fails (%s); each image is tried again", text)
-    if text:
-        PROCESS.failing["storage"] = text
 
 
 def _death(code: int, limits: Limits | None) -> ImageError:

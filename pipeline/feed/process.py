@@ -1,6 +1,6 @@
 """A feeder process: reads, decodes and fits images into shared memory; `feeder.py` starts it.
 
-It imports neither Beam nor TensorFlow. Threads read ahead (`reading.py`). The main thread decodes, one image at a time, within
+It imports neither Beam nor TensorFlow. Threads read ahead. The main thread decodes, one image at a time, within
 limits that the kernel keeps (`bounds.py`). The process ends when the job's process has ended, in whatever way.
 """
 
@@ -26,12 +26,24 @@ from pipeline.feed.bounds import bounded, clock_stopped, expect, limit_memory, s
 from pipeline.feed.decode import most_seconds
 from pipeline.feed.fit import fit
 from pipeline.feed.formats import Size
-from pipeline.feed.reading import ReadAhead
 from pipeline.feed.shared_memory import SharedMemory
 from pipeline.feed.thumbnails import make_thumbnail, thumbnail_of
-from pipeline.feed.work import ANY_ROOM, AskRoom, Coming, Fitted, GiveRoom, Limits, Prepared, RoomFree, StoreAway, Work
-from pipeline.read.prefetch import Read
-from pipeline.records import EncodedImage, identity_hash
+from pipeline.feed.work import (
+    ANY_ROOM,
+    AskRoom,
+    Coming,
+    Fitted,
+    GiveRoom,
+    Limits,
+    Prepared,
+    RoomFree,
+    StoreAway,
+    StoreFails,
+    Work,
+)
+from pipeline.read.fetch import CircuitBreaker, read_image
+from pipeline.read.prefetch import Prefetcher, Read
+from pipeline.records import DeadLetter, EncodedImage, identity_hash
 
 _STACK_BYTES = 1 << 20  # of a thread that reads; it counts where memory is bounded
 
@@ -56,8 +68,11 @@ class _Process:
         self._channel = channel
         self._sending = threading.Lock()
         self._limits: Limits = channel.recv()
+        self._breaker = CircuitBreaker(
+            self._limits.retry_seconds, self._limits.give_up_seconds, lambda *noted: self._send(StoreFails(*noted))
+        )
         self._memory = SharedMemory(memory)
-        self._ahead = ReadAhead(self._limits, self._send)
+        self._ahead = Prefetcher(self._read, self._limits.read_threads, self._limits.read_ahead_bytes)
         self._works: queue.SimpleQueue[tuple[Work, deque[Read]]] = queue.SimpleQueue()
         self._rooms: queue.SimpleQueue[GiveRoom] = queue.SimpleQueue()
 
@@ -100,7 +115,7 @@ class _Process:
         for place in work.images:
             read, generation = reads.popleft(), ""
             try:
-                image = self._ahead.take(read)
+                image = self._take(read)
                 generation = image.ref.generation
                 fitted = self._fit(place, image, work, start)
                 prepared.fitted.append(fitted)
@@ -114,6 +129,16 @@ class _Process:
             finally:
                 self._ahead.done(read)
         return prepared
+
+    def _read(self, read: Read) -> EncodedImage | DeadLetter:
+        return read_image(read, self._limits.max_file_bytes, self._breaker)
+
+    def _take(self, read: Read) -> EncodedImage:
+        """Waits for an image; reads it again if its memory was short because another image was decoded within bounds."""
+        found = self._read(read) if isinstance(read.result.exception(), MemoryError) else read.result.result()
+        if isinstance(found, DeadLetter):
+            raise ImageError(found.stage, found.reason, found.message, found.ref.generation)
+        return found
 
     def _fit(self, place: int, image: EncodedImage, work: Work, start: int) -> Fitted:
         """Decodes and fits an image into the shared memory, and makes its thumbnail, if it gets one."""

@@ -106,9 +106,10 @@ class RoomFree(NamedTuple):
 
 
 class StoreFails(NamedTuple):
-    """A store fails; the read is tried again. An empty text: it is back."""
+    """A store fails, or is back; see `note_storage`."""
 
-    text: str
+    failure: str
+    how_long: str
 
 
 class StoreAway(NamedTuple):

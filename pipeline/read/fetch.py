@@ -134,6 +134,17 @@ def _image_error(uri: str, err: Exception) -> ImageError:
     return ImageError("read", "unreadable", f"{uri} cannot be read: {kind}{message}")
 
 
+def note_storage(failure: str, how_long: str = "") -> None:
+    """Notes for this process that storage fails, and how long each image is tried again; without a failure, that it is back."""
+    PROCESS.parts["read"].progressed()  # a try has returned
+    if failure and "storage" not in PROCESS.failing:
+        _log.warning("storage fails (%s); each image is tried again %s", failure, how_long)
+    if failure:
+        PROCESS.failing["storage"] = failure
+    elif PROCESS.failing.pop("storage", ""):
+        _log.warning("storage is back")
+
+
 class CircuitBreaker:
     """Circuit breaker for stores, shared by concurrent reads; thread-safe. A store is all that one scheme names.
 
@@ -142,6 +153,7 @@ class CircuitBreaker:
     Args:
       retry_seconds: How long one read is retried.
       give_up_seconds: How long all reads of a store may fail before it is away.
+      note: See `note_storage`.
       clock: Monotonic seconds.
 
     Attributes:
@@ -152,10 +164,12 @@ class CircuitBreaker:
         self,
         retry_seconds: float = RETRY_SECONDS,
         give_up_seconds: float = GIVE_UP_SECONDS,
+        note: Callable[[str, str], object] = note_storage,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._retry_seconds = retry_seconds
         self._give_up_seconds = give_up_seconds
+        self._note = note
         self._clock = clock
         self.stop = threading.Event()
         self._failing_since: dict[str, float] = {}
@@ -175,23 +189,17 @@ class CircuitBreaker:
 
     def failed(self, uri: str, err: Exception) -> None:
         """Notes a transient failure of one try."""
-        PROCESS.parts["read"].progressed()  # it has returned, and is tried again
-        message = " ".join(masked_text(str(err)).split())[:300]
-        PROCESS.failing["storage"] = message
-        if _store_of(uri) in self._failing_since:
-            return
-        self._failing_since[_store_of(uri)] = self._clock()
+        self._failing_since.setdefault(_store_of(uri), self._clock())
         is_waited_for = math.isinf(self._give_up_seconds) and not is_web(uri)
         how_long = "until it is back" if is_waited_for else f"for {self._retry_seconds:g} s"
-        _log.warning("storage fails (%s); each image is tried again %s", message, how_long)
+        self._note(" ".join(masked_text(str(err)).split())[:300], how_long)
 
     def succeeded(self, uri: str) -> None:
         """Notes that the store of an image has answered."""
         store = _store_of(uri)
         self._answered_at[store] = self._clock()
         if self._failing_since.pop(store, None) is not None:
-            PROCESS.failing.pop("storage", None)
-            _log.warning("storage is back")
+            self._note("", "")
 
 
 def _store_of(uri: str) -> str:

@@ -17,7 +17,6 @@ from pipeline.errors import ModelError, StorageAwayError
 from pipeline.failures import MAY_PASS
 from pipeline.feed.feeder import Feeder
 from pipeline.feed.fit import ModelInput, fit
-from pipeline.feed.reading import ReadAhead
 from pipeline.feed.thumbnails import make_thumbnail
 from pipeline.limits import MEMORY, resident_bytes
 from pipeline.records import EncodedImage, ImageRef, identity_hash
@@ -373,16 +372,6 @@ class TestMemory:
 
 
 class TestReading:
-    def test_reading_ahead_is_bounded_by_bytes_and_the_oldest_image_always_has_room(self, tmp_path):
-        for number, megabytes in enumerate([1, 1, 1, 9, 1, 1, 1, 1, 1, 1]):
-            (tmp_path / f"{number}.bin").write_bytes(bytes(megabytes << 20))
-        ahead = ReadAhead(LIMITS._replace(read_threads=1, read_ahead_bytes=2.5 * (1 << 20)), print)
-        reads = ahead.begin(ImageRef(f"{tmp_path}/{number}.bin") for number in range(10))
-        for number, read in enumerate(reads):
-            assert len(read.result.result().content) == (tmp_path / f"{number}.bin").stat().st_size
-            assert not any(later.result.done() for later in reads[number + 2 :])
-            ahead.done(read)
-
     def test_a_store_that_stays_away_ends_the_job_and_not_the_feeder(self, storage):
         storage().broken = "away"
         refs = [ImageRef(f"gs://b/away/{number}.bmp", size_bytes=10) for number in range(3)]
@@ -404,5 +393,5 @@ class TestReading:
             server.broken = ""
             assert places(chunk.result()) == [1, 2]
             wait_until(lambda: not PROCESS.failing)
-        said = [record.getMessage() for record in caplog.records if record.name == "pipeline.feed.feeder"]
+        said = [record.getMessage() for record in caplog.records if record.name == "pipeline.read.fetch"]
         assert len(said) == 2 and said[0].startswith("storage fails (") and said[1] == "storage is back"

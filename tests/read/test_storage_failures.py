@@ -305,7 +305,7 @@ def test_reads_end_when_the_bundle_around_them_does(dead_storage):
 def test_a_store_is_away_when_it_answered_nobody_for_long_and_is_back_with_the_first_answer():
     """Each store for itself; a web server that is away costs its other images one try each."""
     clock, down = Clock(), ConnectionError("down")
-    breaker = CircuitBreaker(60.0, 600.0, clock)
+    breaker = CircuitBreaker(60.0, 600.0, clock=clock)
     for uri in ("gs://b/a.jpg", "https://h/a.jpg"):
         breaker.failed(uri, down)
         clock.now += 599.0
