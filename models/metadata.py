@@ -43,10 +43,11 @@ class DetectorMetadata:
       signature: The SavedModel signature that takes a batch of pixels.
       input_name: Its input for `(N, H, W, 3)` RGB images.
       input_dtype: dtype of that input.
-      value_range: The model's input values for 0 and 255 of an 8-bit pixel.
+      value_range: The model's input values for 0 and 255 of an 8-bit pixel, such as 0 and 1, or -1 and 1.
       letterbox_value: 8-bit grey of the padding.
-      letterbox_rule: Whose letterbox: how its size is rounded, and where the image lies (`geometry.resize_plan`).
-      channel_order: Order of the input's channels.
+      letterbox_rule: Whose letterbox: `darknet` rounds sizes down, `ultralytics` to nearest; `yolox` begins at the top left;
+        `super_gradients` leaves a margin (`geometry.resize_plan`).
+      channel_order: Order of the input's channels, `rgb` or `bgr`.
       normalisation: `imagenet`: the input has ImageNet's mean subtracted and is divided by its standard deviation, after
         `value_range`; empty for none.
       boxes_output: Output `(N, M, 4)` of boxes.
@@ -55,13 +56,15 @@ class DetectorMetadata:
       count_output: Output `(N,)` with the number of valid detections; empty if the model has none.
       score_activation: What makes confidences of the scores: `sigmoid`, or `softmax` with a last class for no object; empty for
         nothing.
-      box_format: Order of the four numbers of a box; `grid` is YOLOX's offset from its cell and log size, in cells.
+      box_format: Order of the four numbers of a box: `xyxy`, `yxyx`, `xywh` or `cxcywh`; `grid` is YOLOX's offset from its cell
+        and log size, in cells.
       box_units: `norm` (0..1 of the model's input) or `pixels` of the model's input.
       class_id_offset: Subtracted from the model's class numbers (1 for the TensorFlow Object Detection API).
-      nms: Whether the model or the pipeline suppresses overlapping boxes.
+      nms: What suppresses overlapping boxes, `model` or `pipeline`.
       threshold_inputs: Whether the signature also takes `score_threshold`, `iou_threshold` and `max_detections`.
       packed_layout: The axes, after that of the images, of a `boxes_output` that also holds the confidences of M boxes and C
-        classes: `5` has an objectness after the box, `6` is a box with its confidence and its class. Empty for separate outputs.
+        classes: `4+C,M` or `M,4+C`; `M,5+C` has an objectness after the box, `M,6` is a box with its confidence and its class.
+        Empty for separate outputs.
 
     Raises:
       ValueError: A value is not allowed; `what_is_wrong` has the line for it.

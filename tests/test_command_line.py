@@ -33,7 +33,7 @@ def said(capsys, *argv):
         pytest.param(["--weights", "m.pt"], "unknown flag --weights; use --model", id="weights"),
         pytest.param(["--save-crop"], "unknown flag --save-crop; another command, after the run: detect-o", id="crops"),
         pytest.param(["source=photos/"], "unexpected argument 'source=photos/'; use --input", id="source="),
-        pytest.param(["output=o"], "unexpected argument 'output=o'; did you mean --output o?", id="a flag of ours with ="),
+        pytest.param(["output=o"], "unexpected argument 'output=o'; did you mean --output?", id="a flag of ours with ="),
         pytest.param(["--max_detections", "3"], "unknown flag --max_detections; did you mean --max-detections?", id="_ for -"),
         pytest.param(["--dry-runn"], "unknown flag --dry-runn; did you mean --dry-run?", id="a flag that is no setting"),
         pytest.param(["--xyzzy"], "unknown flag --xyzzy; see --help", id="nothing near"),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 import re
 from collections.abc import Mapping
 
+from models.metadata import DetectorMetadata
 from pipeline.__main__ import VERBS
 from pipeline.config import settings
 from pipeline.config.setting import Setting
@@ -111,8 +114,17 @@ def with_metrics(page: str) -> str:
 
 def _section(name: str, of_section: list[Setting]) -> str:
     title = f"Section `{name}`" if name else "The job"
-    rows = [f"| `{each.name}` | {_flag(each)} | {_default(each)} | {_cell(each.help)} |" for each in of_section]
+    meanings = [_cell(each.help or _described()[each.name]) for each in of_section]
+    cells = zip(of_section, meanings, strict=True)
+    rows = [f"| `{each.name}` | {_flag(each)} | {_default(each)} | {meaning} |" for each, meaning in cells]
     return "\n".join([f"## {title}", "", "| key | flag | default | what it is |", "|---|---|---|---|", *rows, ""])
+
+
+@functools.cache
+def _described() -> dict[str, str]:
+    """What each key of a model's description means."""
+    found = re.findall(r"^  (\w+): (.*(?:\n    .*)*)", inspect.getdoc(DetectorMetadata) or "", re.MULTILINE)
+    return {name: " ".join(text.split()).removesuffix(".") for name, text in found}
 
 
 def _flag(each: Setting) -> str:

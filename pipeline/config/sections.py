@@ -35,7 +35,6 @@ from pipeline.config.setting import (
     Share,
     SomePath,
     Threads,
-    described,
     setting,
     settings_of,
 )
@@ -75,8 +74,7 @@ BUNDLED = "digits"  # the detector that comes with this program
 class ModelConfig:
     """The detector, and for a model that does not describe itself, its inputs and outputs.
 
-    Everything from `name` on overrides the model's own description. What stands below `description` has no flag: it is a key of
-    that file, or of this section.
+    Everything from `name` on overrides the model's own description.
     """
 
     path: Path = setting(
@@ -99,35 +97,23 @@ class ModelConfig:
     description: Path | None = setting(
         None, "JSON or YAML file that describes a model which does not describe itself, as detector.json does"
     )
-    signature: str | None = described("signature to call; default: the model's own, else serving_default")
-    value_range: PairOf[Annotated[float, Field(ge=-MOST, le=MOST)]] | None = described(
-        "the model's values for pixels 0 and 255: [0, 1] or [-1, 1]"
-    )
-    resize: metadata.Resize | None = described(
-        "how images are resized to the input; none: a model of any input size gets each image at its own size"
-    )
-    letterbox_value: Annotated[int, Field(ge=0, le=255)] | None = described("grey of the letterbox padding, 0..255")
-    letterbox_rule: metadata.LetterboxRule | None = described(
-        "whose letterbox: darknet rounds sizes down, ultralytics to nearest; yolox begins at the top left; "
-        "super_gradients leaves a margin",
-    )
-    channel_order: metadata.ChannelOrder | None = described("order of the input's channels")
-    normalisation: metadata.Normalisation | None = described("imagenet: its mean and deviation, after value_range; '' for none")
-    boxes_output: str | None = described("name of the output with boxes (N, M, 4)")
-    scores_output: str | None = described("name of the output with scores (N, M) or (N, M, classes)")
-    classes_output: str | None = described("name of the output with class numbers (N, M); '' if scores have a class axis")
-    score_activation: metadata.ScoreActivation | None = described(
-        "what makes confidences of the scores; softmax has a last class for no object; '' for none"
-    )
-    box_format: metadata.BoxFormat | None = described("order of a box's four numbers; grid: YOLOX's, in cells of its grids")
-    box_units: metadata.BoxUnits | None = described("boxes as shares of the model's input, or in its pixels")
-    class_id_offset: Annotated[int, Field(ge=-MOST, le=MOST)] | None = described(
-        "number of the first class (1 for the TF Object Detection API)"
-    )
-    nms: metadata.Suppressor | None = described("where overlapping boxes are suppressed")
-    packed_layout: metadata.JoinedLayout | None = described(
-        "axes of one output with M boxes and C classes; 5 with an objectness, 6 are box, score, class"
-    )
+    # Keys of a description; the docstring of `DetectorMetadata` has what each of them means.
+    signature: str | None = None
+    value_range: PairOf[Annotated[float, Field(ge=-MOST, le=MOST)]] | None = None
+    resize: metadata.Resize | None = None
+    letterbox_value: Annotated[int, Field(ge=0, le=255)] | None = None
+    letterbox_rule: metadata.LetterboxRule | None = None
+    channel_order: metadata.ChannelOrder | None = None
+    normalisation: metadata.Normalisation | None = None
+    boxes_output: str | None = None
+    scores_output: str | None = None
+    classes_output: str | None = None
+    score_activation: metadata.ScoreActivation | None = None
+    box_format: metadata.BoxFormat | None = None
+    box_units: metadata.BoxUnits | None = None
+    class_id_offset: Annotated[int, Field(ge=-MOST, le=MOST)] | None = None
+    nms: metadata.Suppressor | None = None
+    packed_layout: metadata.JoinedLayout | None = None
 
     @model_validator(mode="before")
     @classmethod

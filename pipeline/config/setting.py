@@ -65,11 +65,6 @@ def setting(default: Any, help_text: str, *, rows: bool = False, **more: Any) ->
     return Field(default=default, description=help_text, json_schema_extra={"rows": rows}, **more)
 
 
-def described(help_text: str) -> Any:
-    """A key of a model's description, which has no flag."""
-    return Field(default=None, description=help_text, json_schema_extra={"described": True})
-
-
 class Setting(NamedTuple):
     """One setting.
 
@@ -90,15 +85,15 @@ class Setting(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """Its flag on the command line; empty for the mapping `beam_options` and the keys of a model's description."""
-        if self.schema.get("type") == "object" or "described" in self.schema:
+        """Its flag; empty for the mapping `beam_options`, and for the keys of a model's description, which have no help."""
+        if self.schema.get("type") == "object" or not self.help:
             return ""
         return "--model" if self.key == "model.path" else "--" + self.name.replace("_", "-")
 
     @property
     def help(self) -> str:
         """Its help, in one line."""
-        return str(self.schema["description"])
+        return str(self.schema.get("description", ""))
 
 
 @functools.cache

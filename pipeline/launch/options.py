@@ -178,14 +178,12 @@ def _check_known(flags: Sequence[str]) -> None:
     unknown = known.parse_known_args(flags)[1]
     if not unknown:
         return
-    name, given, value = unknown[0].partition("=")
+    name, given, _value = unknown[0].partition("=")
     is_flag = name.startswith("-")
     names = [*_FLAGS, *(setting.flag for setting in settings()), *(f"--{option}" for option in vars(known.parse_args([])))]
     hint = near_flag(name, names) if is_flag or given else ""
     if name.lstrip("-").replace("-", "_") in {setting.name for setting in settings() if not setting.flag}:
         hint = "it is a key of the file in --description, or of the config's section model"
-    if not is_flag and hint.startswith("did"):
-        hint = f"{hint[:-1]} {value}?"
     what = f"unknown flag {name}" if is_flag else f"unexpected argument {unknown[0]!r}"
     raise ConfigError(f"{what}; {hint or 'see --help'}")
 
