@@ -9,6 +9,7 @@ ReadImages ──> DetectObjects ── detected ──┐
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Sequence
 
 import apache_beam as beam
@@ -49,16 +50,10 @@ def build(pipeline: beam.Pipeline, config: Config, source: ReadImages, sink: Wri
     _ = Results(found.detected, (read.dead, found.dead), read.counted) | sink
 
 
-def worker_context(config: Config, run: Run, launched_at: float) -> WorkerContext:
-    """What the workers of a job must reach, if they run outside its launcher's process.
-
-    Args:
-      config: The job.
-      run: The run.
-      launched_at: When the launcher created its folder; 0: no launcher did.
-    """
+def worker_context(config: Config, run: Run) -> WorkerContext:
+    """What the workers of a job that is launched now must reach, if they run outside its launcher's process."""
     watch = functools.partial(watch_worker, config.monitoring.stuck_after_s)
-    return WorkerContext(run, functools.partial(name_and_version, config.model, config.detect.engine), launched_at, watch)
+    return WorkerContext(run, functools.partial(name_and_version, config.model, config.detect.engine), time.time(), watch)
 
 
 def source_of(config: Config, done: DoneRows | None = None, worker_context: WorkerContext | None = None) -> ReadImages:

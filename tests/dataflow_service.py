@@ -25,6 +25,7 @@ class DataflowService:
       endpoint: For `--dataflow_endpoint`.
       jobs: Jobs by id, as they came, with their states.
       running: Is set when a launcher has asked for the state of a running job.
+      first_state: The state of a job that comes.
       looks_while_draining: How often a job that drains is looked at before it is drained.
     """
 
@@ -32,6 +33,7 @@ class DataflowService:
         self.endpoint = endpoint
         self.jobs: dict[str, dict[str, Any]] = {}
         self.running = threading.Event()
+        self.first_state = "JOB_STATE_RUNNING"
         self.looks_while_draining = 1
 
     def answer(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -55,7 +57,7 @@ class DataflowService:
         return job
 
     def _create(self, body: dict[str, Any]) -> dict[str, Any]:
-        job = {**body, "id": f"job-{len(self.jobs)}", "currentState": "JOB_STATE_RUNNING"}
+        job = {**body, "id": f"job-{len(self.jobs)}", "currentState": self.first_state}
         if "replaceJobId" in body:
             self.jobs[body["replaceJobId"]]["currentState"] = "JOB_STATE_UPDATED"
         self.jobs[job["id"]] = job

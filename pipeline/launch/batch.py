@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import Any
 
 import apache_beam as beam
 from apache_beam.io.filesystems import FileSystems
@@ -111,9 +111,6 @@ def run(job: Job) -> int:
     bind_run_id(this_run.name)
     with stopped_by_signals():
         model = model_known(job)
-        if job.template:
-            job.write_template(_checked_steps(job, this_run, model).build)
-            return DONE
         check_output(config.output)
         wait_s = _BUSY_SECONDS if config.when_busy == "wait" else 0.0
         try:
@@ -124,25 +121,6 @@ def run(job: Job) -> int:
                 raise BusyError(f"{busy}{'' if config.when_busy == 'wait' else '; --when-busy wait waits for it'}") from busy
             say([f"skipped: {busy}; nothing was done"])
             return DONE
-
-
-class _Steps(NamedTuple):
-    """What adds a job's steps to a pipeline; whether the first new image loads the model, since perhaps there is none."""
-
-    build: Callable[[beam.Pipeline], None]
-    lazily: bool
-
-
-def _checked_steps(job: Job, run: Run, model: tuple[str, str]) -> _Steps:
-    """The steps of a job whose destinations can be written."""
-    config, version = job.config, RowVersion.of(job.config.as_dict(), model)
-    done = _done(config, version, run.name)
-    launched_at = 0.0 if job.template else time.time()
-    workers = None if job.in_process else graph.worker_context(config, run, launched_at)
-    lazily = done is not None and (not job.in_process or len(done.keys) > 0)
-    source, sink = graph.source_of(config, done, workers), graph.sink_of(config, run, version, workers)
-    sink.check()
-    return _Steps(functools.partial(graph.build, config=config, source=source, sink=sink, lazily=lazily), lazily)
 
 
 def _done(config: Config, version: RowVersion, run: str = "") -> DoneRows | None:
@@ -173,10 +151,16 @@ def _lock_of(job: Job, model: tuple[str, str]) -> str:
 
 
 def _run_to_end(job: Job, run: Run, model: tuple[str, str]) -> int:
-    config = job.config
-    steps = _checked_steps(job, run, model)
+    config, version = job.config, RowVersion.of(job.config.as_dict(), model)
+    done = _done(config, version, run.name)
+    workers = None if job.in_process else graph.worker_context(config, run)
+    source, sink = graph.source_of(config, done, workers), graph.sink_of(config, run, version, workers)
+    sink.check()
+    # Where rows count as done, perhaps no image is new, and so the first new one loads the model.
+    lazily = done is not None and (not job.in_process or len(done.keys) > 0)
+    build = functools.partial(graph.build, config=config, source=source, sink=sink, lazily=lazily)
     with run.opened():
-        facts, of_model = _run_graph(job, steps, run)
+        facts, of_model = _run_graph(job, run, build, lazily=lazily)
         stats = read_stats(run)
         stats.take_model(of_model)
         facts = facts if job.in_process else facts.elsewhere(stats.began)
@@ -200,16 +184,16 @@ def _export(config: Config, model: tuple[str, str], stats: JobStats) -> None:
     say([f"exported {done.rows} rows: {', '.join(done.files)}"])
 
 
-def _run_graph(job: Job, steps: _Steps, run: Run) -> tuple[RunFacts, JobStats]:
+def _run_graph(job: Job, run: Run, build: Callable[[beam.Pipeline], None], *, lazily: bool) -> tuple[RunFacts, JobStats]:
     """Runs the graph to its end, when all rows are durable; also returns the facts of its model."""
     config, launched_at, reports = job.config, time.time(), WorkerReports(run)
     with (
         monitored(config, None if job.in_process else reports.now),  # first, since loading a model discards standard error
-        detector_loading(config) if job.in_process and not steps.lazily else contextlib.nullcontext() as loading,
+        detector_loading(config) if job.in_process and not lazily else contextlib.nullcontext() as loading,
         job.runner.served(job.options),
     ):
         pipeline = job.pipeline()
-        steps.build(pipeline)
+        build(pipeline)
         _wait(job, pipeline.run())
         # else the first new image has loaded it, if there was one and it was detected here
         in_use = detector_in_use(config.model, config.detect, graph.samples_kept(config), config.read)

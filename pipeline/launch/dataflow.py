@@ -13,18 +13,20 @@ _LOOK_SECONDS = 5.0
 
 
 def check(options: Any) -> None:
-    """Checks that `--update` names a running job; Beam would look for it without end.
+    """Checks that `--update` names a running job, since Beam would look for it without end, and that the job is no template.
 
     Args:
       options: Beam's options.
 
     Raises:
-      RunnerError: No running job has this name, or the service does not answer.
+      RunnerError: One of these does not hold, or the service does not answer.
     """
     from apache_beam.options.pipeline_options import GoogleCloudOptions
 
     cloud = options.view_as(GoogleCloudOptions)
-    if not (cloud.update and cloud.region):
+    if cloud.template_location:
+        raise RunnerError("template_location: a job needs its launcher, which locks and reports; leave the flag out")
+    if not cloud.update:
         return
     try:
         running = beam_internals.active_dataflow_jobs(cloud)

@@ -7,14 +7,13 @@ import dataclasses
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import (
     DebugOptions,
     DirectOptions,
-    GoogleCloudOptions,
     PipelineOptions,
     PortableOptions,
     SetupOptions,
@@ -66,11 +65,6 @@ class Job:
         """Whether the launcher's process detects, and so needs the model."""
         return self.runner.in_process and self.options.view_as(DirectOptions).direct_running_mode != "multi_processing"
 
-    @property
-    def template(self) -> str:
-        """Where the job is written as a template instead of being run; "" if it runs."""
-        return self.options.view_as(GoogleCloudOptions).template_location or ""
-
     def pipeline(self) -> beam.Pipeline:
         """An empty pipeline for this job.
 
@@ -82,17 +76,6 @@ class Job:
         except ValueError as err:  # Beam's PipelineOptionsValidator: one line for each mistake
             found = str(err).removeprefix("Pipeline has validations errors:")
             raise RunnerError(f"runner {self.runner.name}: {' '.join(found.split())}") from err
-
-    def write_template(self, build: Callable[[beam.Pipeline], None]) -> None:
-        """Writes the job's graph to `--template_location`, for a later start by Dataflow; runs nothing.
-
-        Args:
-          build: Adds the job's steps to a pipeline.
-        """
-        pipeline = self.pipeline()
-        build(pipeline)
-        pipeline.run()  # with a template's place Beam submits nothing
-        print(f"template written to {self.template}; nothing runs yet; its results will go to {self.config.output}")
 
     def done(self, ready_at: float) -> RunFacts:
         """The facts of this job, which ends now."""

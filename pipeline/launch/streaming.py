@@ -93,47 +93,41 @@ def run(job: Job) -> int:
     this_run = Run.new(results)
     bind_run_id(this_run.name)
     settings = _settings(job, this_run)
-    build = functools.partial(graph.build_streaming, config=config, run=settings, native_source=runner.native_source)
-    with stopped_by_signals():
-        if job.template:
-            job.write_template(build)
-            return DONE
-        with this_run.opened(), PROCESS.counting() as counted:
-            with opened(settings) as stream, runner.served(job.options), contextlib.ExitStack() as shown:
-                reports = None if job.in_process else WorkerReports(this_run, settings.samples, streaming=True)
-                stats = reports.now if reports else functools.partial(PROCESS.stats_of, counted)
-                shown.enter_context(monitored(config, stats))
-                model = reports or load_detector(config)
-                ready_at = time.time()
-                pipeline = job.pipeline()
-                build(pipeline)
-                running = pipeline.run()
+    with stopped_by_signals(), this_run.opened(), PROCESS.counting() as counted:
+        with opened(settings) as stream, runner.served(job.options), contextlib.ExitStack() as shown:
+            reports = None if job.in_process else WorkerReports(this_run, settings.samples, streaming=True)
+            stats = reports.now if reports else functools.partial(PROCESS.stats_of, counted)
+            shown.enter_context(monitored(config, stats))
+            model = reports or load_detector(config)
+            ready_at = time.time()
+            pipeline = job.pipeline()
+            graph.build_streaming(pipeline, config, settings, native_source=runner.native_source)
+            running = pipeline.run()
 
-                def end() -> None:
-                    stream.stop()
-                    runner.end_stream(running)
+            def end() -> None:
+                stream.stop()
+                runner.end_stream(running)
 
-                with finished_by_signals(end):
-                    print(f"reading {config.input[0]}; {runner.guarantee}; Ctrl-C stops", file=sys.stderr, flush=True)
-                    runner.wait(running)
-            with finished_by_signals(lambda: None):  # the summary will be there in a moment
-                of_model, facts = model.model_stats(CANARY_SECONDS), job.done(ready_at)
-                if reports and not reports.at_the_end():
-                    print(
-                        "no worker has reported its figures to this launcher; the runner has them, as Beam metrics",
-                        file=sys.stderr,
-                    )
-                    return DONE
-                ended = stats()
-                ended.take_model(of_model)
-                facts = facts.elsewhere(ended.began) if reports else facts
-                code = JobReport(results, config.write).finish(ended, facts, this_run.name)
-                clean_up(results)
-                return code
+            with finished_by_signals(end):
+                print(f"reading {config.input[0]}; {runner.guarantee}; Ctrl-C stops", file=sys.stderr, flush=True)
+                runner.wait(running)
+        with finished_by_signals(lambda: None):  # the summary will be there in a moment
+            of_model, facts = model.model_stats(CANARY_SECONDS), job.done(ready_at)
+            if reports and not reports.at_the_end():
+                print(
+                    "no worker has reported its figures to this launcher; the runner has them, as Beam metrics",
+                    file=sys.stderr,
+                )
+                return DONE
+            ended = stats()
+            ended.take_model(of_model)
+            facts = facts.elsewhere(ended.began) if reports else facts
+            code = JobReport(results, config.write).finish(ended, facts, this_run.name)
+            clean_up(results)
+            return code
 
 
 def _settings(job: Job, run: Run) -> RunSettings:
-    launched_at = 0.0 if job.template else time.time()
     return RunSettings(
         run.name,
         job.config,
@@ -142,7 +136,7 @@ def _settings(job: Job, run: Run) -> RunSettings:
         samples=graph.samples_kept(job.config),
         version=RowVersion.of(job.config.as_dict(), model_known(job)),
         finalizes_early=job.runner.finalizes_early,
-        worker_context=None if job.runner.in_process else graph.worker_context(job.config, run, launched_at),
+        worker_context=None if job.runner.in_process else graph.worker_context(job.config, run),
     )
 
 

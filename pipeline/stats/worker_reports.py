@@ -38,7 +38,7 @@ class WorkerContext:
     Attributes:
       run: The run.
       check_model: Raises a `ModelError` if the model cannot be reached.
-      launched_at: When the launcher made its folder, seconds since the epoch; 0: the job is a template's and has no launcher.
+      launched_at: When the launcher made its folder, seconds since the epoch.
       watch: Begins to watch the worker process, where a stuck one is ended.
     """
 

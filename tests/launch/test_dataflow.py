@@ -1,4 +1,4 @@
-"""What a Dataflow job is made of, read off the template that Beam's own Dataflow runner writes to the storage emulator."""
+"""What a Dataflow job is made of, as Beam's own Dataflow runner submits it to a service of this machine; and how it ends."""
 
 import contextlib
 import dataclasses
@@ -17,6 +17,7 @@ from tests.conftest import REPO
 from tests.dataflow_service import running_dataflow_service
 
 BATCH, STREAMING = "configs/batch_gcs_dataflow_gpu.yaml", "configs/streaming_pubsub_dataflow_gpu.yaml"
+CLOUD = ["--project=test-project", "--region=europe-west1", "--no_auth"]
 GOLDEN = REPO / "tests" / "golden"
 GPU = {
     "beam:resources:accelerator:v1": b"type:nvidia-tesla-t4;count:1;install-nvidia-driver",
@@ -31,12 +32,11 @@ SHUFFLES = {"beam:transform:group_by_key:v1", "beam:transform:reshuffle:v1"}
 
 
 @dataclasses.dataclass
-class Template:
+class Submitted:
     """A job as Dataflow would get it."""
 
     job: dict[str, Any]
     graph: beam_runner_api_pb2.Pipeline
-    said: str = ""
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -78,44 +78,48 @@ class Template:
 
 
 @pytest.fixture
-def write_template(gcs_bucket, tmp_path, capsys):
-    """Runs a command line with `--template_location`, and reads what it wrote."""
-
-    def write(config: str, *flags: str) -> Template:
-        bucket, place = f"gs://{gcs_bucket.name}", tmp_path / "template.json"
-        flags = ("--project=test-project", "--region=europe-west1", "--no_auth", f"--template_location={place}", *flags)
-        flags = ("--model", "digits", f"--temp_location={bucket}/tmp", "--sdk_container_image=reg/worker:gpu", *flags)
-        code = run.main(["--config", config, *flags])
-        said = capsys.readouterr()
-        assert (code, said.err) == (0, "")
-        (graph,) = [blob for blob in gcs_bucket.list_blobs() if blob.name.endswith("/pipeline.pb")]
-        content = graph.download_as_bytes()
-        graph.delete()
-        return Template(json.loads(place.read_text()), beam_runner_api_pb2.Pipeline.FromString(content), said.out)
-
-    return write
+def dataflow():
+    with running_dataflow_service() as service:
+        yield service
 
 
 @pytest.fixture
-def batch(write_template, gcs_bucket):
-    """Writes the batch config's template, with more flags."""
+def submitted(gcs_bucket, dataflow, tmp_path):
+    """Submits the job of a command line to a service where it is done at once; what was submitted."""
+    dataflow.first_state = "JOB_STATE_DONE"
+
+    def submit(config: str, *flags: str) -> Submitted:
+        bucket, place = f"gs://{gcs_bucket.name}", tmp_path / "job.json"
+        flags = (*CLOUD, f"--dataflow_endpoint={dataflow.endpoint}", f"--dataflow_job_file={place}", *flags)
+        flags = ("--model", "digits", f"--temp_location={bucket}/tmp", "--sdk_container_image=reg/worker:gpu", *flags)
+        run.main(["--config", config, *flags])  # a batch job ends with an error, since the service runs nothing
+        assert len(dataflow.jobs) == 1
+        (graph,) = [blob for blob in gcs_bucket.list_blobs() if blob.name.endswith("/pipeline.pb")]
+        return Submitted(json.loads(place.read_text()), beam_runner_api_pb2.Pipeline.FromString(graph.download_as_bytes()))
+
+    return submit
+
+
+@pytest.fixture
+def batch(submitted, gcs_bucket):
+    """Submits the job of the batch config, with more flags."""
     gcs_bucket.blob("in/a.jpg").upload_from_string(b"not read by the launcher")
     places = ("--input", f"gs://{gcs_bucket.name}/in/*", "--output", f"gs://{gcs_bucket.name}/out")
-    return lambda *flags, config=BATCH: write_template(config, *places, *flags)
+    return lambda *flags, config=BATCH: submitted(config, *places, *flags)
 
 
 @pytest.fixture
-def streaming(write_template, gcs_bucket, pubsub_emulator):
-    """Writes the streaming config's template, with more flags."""
+def streaming(submitted, gcs_bucket, pubsub_emulator):
+    """Submits the job of the streaming config."""
     (output, _), (_, subscription) = pubsub_emulator.create(), pubsub_emulator.create()
     places = ("--input", subscription, "--output", output, "--archive", f"gs://{gcs_bucket.name}/archive")
-    return lambda *flags, config=STREAMING: write_template(config, *places, *flags)
+    return lambda: submitted(STREAMING, *places)
 
 
-def check_template(template: Template, config: str) -> None:
+def check_job(job: Submitted, config: str) -> None:
     """What both configs say of machines, field by field; of the steps only the four of DetectObjects ask for a GPU."""
     said = yaml.safe_load((REPO / config).read_text())["beam_options"]
-    pool, experiments = template.pool, template.environment["experiments"]
+    pool, experiments = job.pool, job.environment["experiments"]
     assert (pool["machineType"], pool["diskSizeGb"]) == (said["machine_type"], said["disk_size_gb"])
     scaling = {"algorithm": "AUTOSCALING_ALGORITHM_BASIC", "maxNumWorkers": said["max_num_workers"]}
     assert pool["autoscalingSettings"] == scaling
@@ -126,18 +130,17 @@ def check_template(template: Template, config: str) -> None:
     assert not [package["name"] for package in pool["packages"] if package["name"].endswith((".tar.gz", ".pickle"))]
     assert "no_use_multiple_sdk_containers" in experiments and "use_multiple_sdk_containers" not in experiments
     assert not [name for name in experiments if "prism" in name]
-    assert "serviceOptions" not in template.environment and template.options["save_main_session"] is False
-    hints = template.hints()
+    assert "serviceOptions" not in job.environment and job.options["save_main_session"] is False
+    hints = job.hints()
     assert {name: asked for name, asked in hints.items() if asked} == dict.fromkeys(DETECT_OBJECTS, GPU)
 
 
 def test_the_batch_job_asks_for_what_its_config_says(batch):
     """Detecting reads the images; before it no shuffle has any from a container, so none crosses the network twice."""
-    template = batch()
-    assert template.job["type"] == "JOB_TYPE_BATCH"
-    check_template(template, BATCH)
-    assert "template.json; nothing runs yet; its results will go to gs://" in template.said
-    before = template.before("DetectObjects/StartDetecting")
+    job = batch()
+    assert job.job["type"] == "JOB_TYPE_BATCH"
+    check_job(job, BATCH)
+    before = job.before("DetectObjects/StartDetecting")
     assert "ReadImages/OpenContainers/ParDo(_OpenContainers)" in before
     assert not [step for step in before if step.startswith(("ReadImages/ListImages", "ReadImages/DropDoubles"))]
 
@@ -147,27 +150,24 @@ def test_the_streaming_job_asks_for_what_its_config_says_and_its_steps_keep_thei
 
     Each worker that starts, be it months later, fetches what is staged; what lies below temp_location may be deleted.
     """
-    template = streaming()
-    assert template.job["type"] == "JOB_TYPE_STREAMING"
-    check_template(template, STREAMING)
-    assert {"enable_streaming_engine", "enable_windmill_service"} <= set(template.environment["experiments"])
-    sources = {step.spec.urn for name, step in template.leaves().items() if name.startswith("ReadMessages/ReadFromPubSub/")}
+    job = streaming()
+    assert job.job["type"] == "JOB_TYPE_STREAMING"
+    check_job(job, STREAMING)
+    assert {"enable_streaming_engine", "enable_windmill_service"} <= set(job.environment["experiments"])
+    sources = {step.spec.urn for name, step in job.leaves().items() if name.startswith("ReadMessages/ReadFromPubSub/")}
     assert "beam:transform:pubsub_read:v1" in sources
-    assert sorted(template.leaves()) == (REPO / "tests/golden/dataflow_streaming_steps.txt").read_text().splitlines()
-    staged = {package["location"] for package in template.pool["packages"]} | {template.options["pipelineUrl"]}
+    assert sorted(job.leaves()) == (REPO / "tests/golden/dataflow_streaming_steps.txt").read_text().splitlines()
+    staged = {package["location"] for package in job.pool["packages"]} | {job.options["pipelineUrl"]}
     assert staged and all("/staging/" in place and "/tmp/" not in place for place in staged)
 
 
 def test_the_user_may_ask_for_a_process_a_core_and_for_no_machines_of_a_kind(batch):
     flags = ("--runner=DataflowRunner", "--experiments=use_multiple_sdk_containers")
-    template = batch(*flags, config="configs/batch_gcs_direct.yaml")
-    assert not any(template.hints().values())
-    experiments = template.environment["experiments"]
+    job = batch(*flags, config="configs/batch_gcs_direct.yaml")
+    assert not any(job.hints().values())
+    experiments = job.environment["experiments"]
     assert "use_multiple_sdk_containers" in experiments
     assert "no_use_multiple_sdk_containers" not in experiments
-
-
-CLOUD = ["--project=test-project", "--region=europe-west1", "--temp_location=gs://bucket/tmp"]
 
 
 @pytest.mark.parametrize(
@@ -178,18 +178,15 @@ CLOUD = ["--project=test-project", "--region=europe-west1", "--temp_location=gs:
         pytest.param(
             ["--runner=DirectRunner", "--config", BATCH, "--output", "out"], "DataflowRunner, which fits", id="local GPU"
         ),
+        pytest.param(
+            ["--config", BATCH, "--output=o", "--template_location=gs://b/t"], "template_location: a job", id="template"
+        ),
     ],
 )
 def test_what_its_workers_cannot_be_or_reach_is_one_line_and_exit_code_2(flags, expected, capfd):
-    assert run.main([*flags, *CLOUD, "--input", "projects/p12345/subscriptions/s01"]) == 2
+    assert run.main([*flags, *CLOUD, "--temp_location=gs://bucket/tmp", "--input", "projects/p12345/subscriptions/s01"]) == 2
     said = capfd.readouterr().err
     assert expected in said and said.count("\n") == 1
-
-
-@pytest.fixture
-def dataflow():
-    with running_dataflow_service() as service:
-        yield service
 
 
 @pytest.fixture
@@ -198,8 +195,8 @@ def stream_flags(gcs_bucket, pubsub_emulator, dataflow):
     (output, _), (_, subscription) = pubsub_emulator.create(), pubsub_emulator.create()
     bucket = f"gs://{gcs_bucket.name}"
     places = ["--input", subscription, "--output", output, "--archive", f"{bucket}/archive", f"--temp_location={bucket}/tmp"]
-    cloud = ["--project=test-project", "--region=europe-west1", "--no_auth", f"--dataflow_endpoint={dataflow.endpoint}"]
-    return ["--config", STREAMING, *places, *cloud, "--model=digits", "--job_name=detect"]
+    places.append(f"--dataflow_endpoint={dataflow.endpoint}")
+    return ["--config", STREAMING, *places, *CLOUD, "--model=digits", "--job_name=detect"]
 
 
 @contextlib.contextmanager
@@ -243,8 +240,8 @@ def test_a_batch_job_that_is_stopped_here_does_not_go_on_there(dataflow, gcs_buc
     gcs_bucket.blob("in/a.jpg").upload_from_string(b"not read by the launcher")
     bucket = f"gs://{gcs_bucket.name}"
     places = ["--input", f"{bucket}/in/*", "--output", f"{bucket}/out", f"--temp_location={bucket}/tmp"]
-    cloud = ["--project=test-project", "--region=europe-west1", "--no_auth", f"--dataflow_endpoint={dataflow.endpoint}"]
+    places.append(f"--dataflow_endpoint={dataflow.endpoint}")
     with signalled_when_running(dataflow, signal.SIGINT):
-        assert run.main(["--config", BATCH, *places, *cloud, "--model=digits"]) == 130
+        assert run.main(["--config", BATCH, *places, *CLOUD, "--model=digits"]) == 130
     assert [job["requestedState"] for job in dataflow.jobs.values()] == ["JOB_STATE_CANCELLED"]
     assert "stopped; rows that were written stay" in capfd.readouterr().err
