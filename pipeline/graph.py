@@ -116,7 +116,7 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
         once = named | "DropDuplicates" >> beam.ParDo(DropDuplicatesInState(run))
         read = once | "ReadImages" >> reading
         new = read.images
-    detect = DetectObjects(config.model, config.detect, samples=run.samples, read=config.read)
+    detect = DetectObjects(config.model, config.detect, samples=samples_kept(config), read=config.read)
     found = new | "DetectObjects" >> detect.with_resource_hints(**machine_hints(config))
 
     publishing = beam.ParDo(PublishResults(run))
@@ -127,7 +127,7 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
 
     if not run.in_process:  # in one process `PublishResults` hands them to the archive
         rows = (asked.dead, read.dead, found.dead, *((found.detected,) if config.stream.archive else ()))
-        _ = rows | "ArchiveRows" >> ArchiveRows(run.writer(), config.write.window_s)
+        _ = rows | "ArchiveRows" >> ArchiveRows(run.writer, config.write.window_s)
 
 
 def allowed_prefixes(config: Config) -> Sequence[str]:

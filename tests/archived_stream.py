@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 from pipeline.records import DeadLetter, DetectedImage, ImageRef
 from pipeline.stream.archive import Archive, RowWriter
@@ -33,7 +34,9 @@ def main(argv: Sequence[str]) -> int:
         for message in messages:
             os.mkdir(f"{acknowledged}/{message}")
 
-    archive = Archive(RowWriter(folder, "0a1b", VERSION), 10.0, RunThreads(), hold=len, end_hold=acknowledge, clock=clock)
+    archive = Archive(
+        RowWriter(folder, "0a1b", VERSION), 10.0, RunThreads(), SimpleNamespace(hold=len, end_hold=acknowledge), clock
+    )
     for names in BUNDLES:
         archive.add([archived(name) for name in names])
         clock.now += 5.0

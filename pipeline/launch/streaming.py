@@ -95,7 +95,7 @@ def run(job: Job) -> int:
     settings = _settings(job, this_run)
     with stopped_by_signals(), this_run.opened(), PROCESS.counting() as counted:
         with opened(settings) as stream, runner.served(job.options), contextlib.ExitStack() as shown:
-            reports = None if job.in_process else WorkerReports(this_run, settings.samples, streaming=True)
+            reports = None if job.in_process else WorkerReports(this_run, graph.samples_kept(config), streaming=True)
             stats = reports.now if reports else functools.partial(PROCESS.stats_of, counted)
             shown.enter_context(monitored(config, stats))
             model = reports or load_detector(config)
@@ -105,7 +105,7 @@ def run(job: Job) -> int:
             running = pipeline.run()
 
             def end() -> None:
-                stream.stop()
+                stream.threads.stop.set()
                 runner.end_stream(running)
 
             with finished_by_signals(end):
@@ -133,7 +133,6 @@ def _settings(job: Job, run: Run) -> RunSettings:
         job.config,
         in_process=job.runner.in_process,
         results=results_folder(job.config),
-        samples=graph.samples_kept(job.config),
         version=RowVersion.of(job.config.as_dict(), model_known(job)),
         finalizes_early=job.runner.finalizes_early,
         worker_context=None if job.runner.in_process else graph.worker_context(job.config, run),

@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from pipeline.failures import ImageError
 from pipeline.records import ImageRef, dead_letter_row, row_bytes
 from pipeline.stream.clients import Publishing
 from pipeline.stream.messages import Message, Request
 from pipeline.stream.outgoing import Outcome, answer_message
+from pipeline.stream.subscriber import Subscriber
 
 _LOOK_SECONDS = 0.25
 
@@ -34,8 +35,7 @@ class Answers:
     Args:
       topic: Where answers are published.
       deadline_s: After this time a request is answered; the answer names the images that are missing as failed.
-      hold: Holds the acknowledgement of messages.
-      end_hold: Ends holds.
+      subscriber: Holds their messages.
       clock: Seconds, monotonic.
     """
 
@@ -43,13 +43,10 @@ class Answers:
         self,
         topic: str,
         deadline_s: float,
-        *,
-        hold: Callable[[Sequence[str]], object],
-        end_hold: Callable[[Sequence[str]], object],
+        subscriber: Subscriber,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._topic, self._deadline_s, self._clock = topic, deadline_s, clock
-        self._hold, self._end_hold = hold, end_hold
+        self._topic, self._deadline_s, self._subscriber, self._clock = topic, deadline_s, subscriber, clock
         self._changed = threading.Condition()
         self._open: dict[str, _Open] = {}
         self._done: list[_Open] = []
@@ -60,7 +57,7 @@ class Answers:
             return
         refs = [image if isinstance(image, ImageRef) else image.ref for image in request.images]
         refs += [letter.ref for letter in request.dead_letters]
-        self._hold([request.message_id])
+        self._subscriber.hold([request.message_id])
         with self._changed:
             self._open[request.message_id] = _Open(request, refs, self._clock() + self._deadline_s)
 
@@ -93,7 +90,7 @@ class Answers:
             for answer in due.values():
                 publishing.send(self._topic, answer)
             publishing.wait()
-            self._end_hold([*due])
+            self._subscriber.end_hold([*due])
 
     def due(self) -> dict[str, Message]:
         """Takes the answers that are complete or overdue, each by the id of its request's message."""

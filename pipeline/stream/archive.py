@@ -31,6 +31,7 @@ from pipeline.results.shards import write_shard
 from pipeline.stats.process import PROCESS
 from pipeline.storage.store import is_transient_error
 from pipeline.stream.clients import one_line
+from pipeline.stream.subscriber import Subscriber
 from pipeline.stream.threads import RunThreads
 
 WINDOW_ROWS = 20_000
@@ -78,8 +79,7 @@ class Archive:
       writer: Writes its rows.
       window_s: Longest time from a window's first row to its end.
       threads: The run's threads: `stop` ends all waiting, and the failure of a thread ends the waiting for room.
-      hold: Holds the acknowledgement of messages, once for each time that an id is named.
-      end_hold: Ends holds, likewise.
+      subscriber: Holds the messages.
       clock: Seconds, monotonic.
     """
 
@@ -88,15 +88,11 @@ class Archive:
         writer: RowWriter,
         window_s: float,
         threads: RunThreads,
-        *,
-        hold: Callable[[Sequence[str]], object],
-        end_hold: Callable[[Sequence[str]], object],
+        subscriber: Subscriber,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._writer, self._window_s = writer, window_s
-        self._hold, self._end_hold = hold, end_hold
-        self._threads = threads
-        self._clock = clock
+        self._threads, self._subscriber, self._clock = threads, subscriber, clock
         self._changed = threading.Condition()
         self._filling, self._closed = _Window(), _Window()
         self._writing = threading.Lock()
@@ -105,7 +101,7 @@ class Archive:
         """Adds the records of a bundle whose results are published; waits only while two windows are full."""
         if not records:
             return
-        self._hold([record.ref.message_id for record in records])
+        self._subscriber.hold([record.ref.message_id for record in records])
         with self._changed:
             while self._filling.is_full and not self._threads.stop.is_set():
                 self._threads.raise_failure()
@@ -155,7 +151,7 @@ class Archive:
                 self._writer.write(*window.unwritten[0])
                 del window.unwritten[0]
             PROCESS.failing.pop("archive", None)
-            self._end_hold([record.ref.message_id for record in window.records])
+            self._subscriber.end_hold([record.ref.message_id for record in window.records])
             self._closed = _Window()
 
 

@@ -22,7 +22,6 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import apache_beam as beam
 
@@ -30,6 +29,7 @@ from pipeline.config import Config
 from pipeline.records import DeadLetter, DetectedImage, ImageRef
 from pipeline.results.completion import UNKNOWN, RowVersion
 from pipeline.stats.process import PROCESS
+from pipeline.stats.samples import REPORT_SAMPLES
 from pipeline.stats.worker_reports import WorkerContext
 from pipeline.stream.answers import Answers
 from pipeline.stream.archive import Archive, RowWriter
@@ -53,7 +53,6 @@ class RunSettings:
       in_process: Whether all steps are in the launcher's process, which opens and closes the run. Elsewhere the first step that
         needs the run opens it, and it ends with its process.
       results: Folder of the archive and the dead letters; empty: no files are written.
-      samples: How many annotated images the report will show.
       version: The model and settings that make its rows.
       finalizes_early: Whether the runner finalizes bundles before a checkpoint holds them; see `pipeline.stream.delayed_acks`.
       worker_context: What remote workers must reach before they begin.
@@ -63,11 +62,11 @@ class RunSettings:
     config: Config = dataclasses.field(default_factory=Config)
     in_process: bool = True
     results: str = ""
-    samples: int = 0
     version: RowVersion = UNKNOWN
     finalizes_early: bool = False
     worker_context: WorkerContext | None = None
 
+    @property
     def writer(self) -> RowWriter:
         """Writes the rows of its archive."""
         return RowWriter(self.results, self.name, self.version, self.config.write.view)
@@ -89,7 +88,7 @@ class StreamRun:
         stream = settings.config.stream
         self.settings = settings
         self.threads = RunThreads()
-        PROCESS.samples = max(PROCESS.samples, settings.samples)
+        PROCESS.samples = max(PROCESS.samples, settings.config.write.samples, REPORT_SAMPLES)
         self.recent = DedupCache(stream.deduplicate_s, self._answer)
         self.answers: Answers | None = None
         self.archive: Archive | None = None
@@ -97,21 +96,20 @@ class StreamRun:
         self._delayed_acks: dict[int, DelayedAcks] = {}
         subscription = settings.config.input[0] if settings.config.input else ""
         self.subscriber = Subscriber(subscription, PULL_IMAGES, PULL_BYTES, self.threads)
-        holds: dict[str, Any] = {"hold": self.subscriber.hold, "end_hold": self.subscriber.end_hold}
         if stream.answer_topic:
-            self.answers = Answers(stream.answer_topic, stream.answer_deadline_s, **holds)
+            self.answers = Answers(stream.answer_topic, stream.answer_deadline_s, self.subscriber)
             self.threads.start("answering", functools.partial(self.answers.keep_publishing, self.threads.closed))
         if settings.results and settings.in_process:
-            self.archive = Archive(settings.writer(), settings.config.write.window_s, self.threads, **holds)
+            self.archive = Archive(settings.writer, settings.config.write.window_s, self.threads, self.subscriber)
             self.threads.start("archiving", self.archive.keep_writing)
 
     def delayed_acks_of(self, poller: int) -> DelayedAcks:
         """The polls of a poller, on a runner that finalizes early."""
         return self._delayed_acks.setdefault(poller, DelayedAcks(self.subscriber.end_hold, self.subscriber.release))
 
-    def end(self, result: DetectedImage | DeadLetter, outcome: Outcome) -> None:
-        """Notes what became of an image, for all messages that asked for it."""
-        ref = result.ref
+    def end(self, result: DetectedImage | DeadLetter, row: bytes) -> None:
+        """Notes what became of an image, and the row that answers all messages that asked for it."""
+        ref, outcome = result.ref, Outcome(row if self.answers else b"", isinstance(result, DeadLetter))
         if outcome.failed:
             if len(self._failed) >= _MAX_FAILED:
                 self._failed.clear()
@@ -126,10 +124,6 @@ class StreamRun:
         failed = ref.uri in self._failed
         self._failed.discard(ref.uri)
         return failed
-
-    def stop(self) -> None:
-        """Stops pulling; messages in progress are still finished."""
-        self.threads.stop.set()
 
     def close(self) -> None:
         """Ends the threads, archives the last rows, and releases all messages that are not acknowledged.

@@ -22,7 +22,7 @@ from pipeline.stats import metrics
 from pipeline.storage.web import is_web
 from pipeline.stream.clients import Publishing
 from pipeline.stream.messages import Message, parse_message
-from pipeline.stream.outgoing import Outcome, dead_letter_message, detection_message
+from pipeline.stream.outgoing import dead_letter_message, detection_message
 from pipeline.stream.run import RunSettings, StreamStep, run_of
 
 _AGAIN_SECONDS = 5.0
@@ -90,16 +90,11 @@ class ReadRequested(ReadAhead):
             self._stop.wait(_AGAIN_SECONDS)
 
     def _outputs(self, read: Read, timestamp: Any, window: Any) -> Iterator[Any]:
-        if not self._is_left(read.result.result()):
-            yield from super()._outputs(read, timestamp, window)
-
-    def _is_left(self, read: EncodedImage | DeadLetter) -> bool:
-        """Whether an image was not read when the run was stopped; then its message is held."""
-        is_left = _is_unavailable(read) and self._stop.is_set()
-        if is_left:
+        if _is_unavailable(read.result.result()) and self._stop.is_set():
             metrics.count_skipped()
             self._shared.subscriber.hold([read.ref.message_id])
-        return is_left
+        else:
+            yield from super()._outputs(read, timestamp, window)
 
 
 class PublishResults(StreamStep):
@@ -114,29 +109,24 @@ class PublishResults(StreamStep):
         self._records: list[DetectedImage | DeadLetter] = []
 
     def process(self, result: DetectedImage | DeadLetter) -> None:
-        run, stream, now = self._shared, self._run.config.stream, time.time()
-        is_dead = isinstance(result, DeadLetter)
+        config, now = self._run.config, time.time()
         if isinstance(result, DeadLetter):
-            message, topic = dead_letter_message(result, now), stream.dead_letter_topic
+            message, topic = dead_letter_message(result, now), config.stream.dead_letter_topic
+            row = row_bytes(dead_letter_row(dataclasses.replace(result, payload=b"")))
         else:
-            message, topic = detection_message(result, now), self._run.config.output
+            message, topic = detection_message(result, now), config.output
+            row = message.data
             metrics.note_published(result, now)
         if topic:
             self._publishing.send(topic, message)
-        run.end(result, Outcome(self._answered(result, message.data), is_dead))
-        if run.archive and (is_dead or stream.archive):
+        self._shared.end(result, row)
+        if self._shared.archive and (isinstance(result, DeadLetter) or config.stream.archive):
             self._records.append(dataclasses.replace(result, thumbnail=b""))
 
     def finish_bundle(self) -> None:
         self._publishing.wait()
         if self._shared.archive:
             self._shared.archive.add(self._records)
-
-    def _answered(self, result: DetectedImage | DeadLetter, row: bytes) -> bytes:
-        """The row in the answer to a request, without the payload of a dead letter."""
-        if not self._shared.answers:
-            return b""
-        return row_bytes(dead_letter_row(dataclasses.replace(result, payload=b""))) if isinstance(result, DeadLetter) else row
 
 
 def _is_unavailable(read: EncodedImage | DeadLetter) -> TypeGuard[DeadLetter]:

@@ -32,7 +32,7 @@ _PULL_SECONDS = 1.0  # a job takes so much longer to end, since it waits for its
 _PULL_MESSAGES = 200
 _FIRST_PULL_MESSAGES = 10
 _IDS_PER_CALL = 1000  # ack ids of ~200 bytes against a limit of 512 kB a call
-_BACK_OFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
+_AGAIN_SECONDS = 2.0  # while the connection is lost
 _RETRY = retry.Retry(predicate=is_lost_connection, initial=0.5, maximum=10.0, timeout=60.0)
 
 _log = logging.getLogger(__name__)
@@ -139,22 +139,19 @@ class Subscriber:
 
     def _pull_ahead(self) -> None:
         """Pulls until stopped, then releases what no step has taken; raises permanent failures, which end the job."""
-        failures = 0
         try:
             while not self._stop.is_set():
                 try:
                     with PROCESS.parts["pull"].working(), contextlib.suppress(exceptions.DeadlineExceeded):  # no message came
                         self._pull_once()
-                    failures = 0
                     PROCESS.failing.pop("Pub/Sub", None)
                 except Exception as err:
                     if not is_lost_connection(err):
                         raise
-                    wait_s = _BACK_OFF_SECONDS[min(failures, len(_BACK_OFF_SECONDS) - 1)]
-                    failures += 1
+                    if "Pub/Sub" not in PROCESS.failing:
+                        _log.warning("lost Pub/Sub (%s); pulling again until it is back", one_line(err))
                     PROCESS.failing["Pub/Sub"] = one_line(err)
-                    _log.warning("lost Pub/Sub (%s); pulling again in %g s", one_line(err), wait_s)
-                    self._stop.wait(wait_s)
+                    self._stop.wait(_AGAIN_SECONDS)
         finally:
             with self._changed:
                 ids = [message.message_id for message, _ in self._waiting]

@@ -18,6 +18,7 @@ import sys
 import time
 import urllib.parse
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -142,8 +143,8 @@ def shard_operations(folder: str, counts: collections.Counter[str]) -> dict[str,
 
 def idle_operations(folder: str, counts: collections.Counter[str]) -> float:
     """Operations of a stream's archive in one process in a hundred windows without a row, after one with rows."""
-    clock, nobody = Clock(), {"hold": len, "end_hold": len}
-    archive = Archive(RowWriter(folder, "run"), 10.0, RunThreads(), **nobody, clock=clock)
+    clock = Clock()
+    archive = Archive(RowWriter(folder, "run"), 10.0, RunThreads(), SimpleNamespace(hold=len, end_hold=len), clock)
     nothing = Detections(np.zeros((0, 4)), np.zeros(0, np.int32), np.zeros(0), ())
     archive.add([DetectedImage(ImageRef("a"), 1, 1, "m", "1", nothing)])
     clock.now += 60.0

@@ -3,6 +3,7 @@
 import base64
 import itertools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -145,7 +146,7 @@ def outcomes(request: Request, message: Message, now: float, number: float):
 
 
 def answers_within(seconds: float) -> Answers:
-    return Answers("topic", seconds, hold=len, end_hold=len)
+    return Answers("topic", seconds, SimpleNamespace(hold=len))
 
 
 @pytest.fixture(autouse=True, scope="module")

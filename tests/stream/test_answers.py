@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from pipeline.stream.outgoing import Outcome
 from tests.clock import Clock
 
 HELD: Counter[str] = Counter()
+SUBSCRIBER = SimpleNamespace(hold=HELD.update, end_hold=HELD.subtract)
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def clock():
 
 @pytest.fixture
 def answers(clock):
-    return Answers("topic", 5.0, hold=HELD.update, end_hold=HELD.subtract, clock=clock)
+    return Answers("topic", 5.0, SUBSCRIBER, clock)
 
 
 def ref(uri, message_id="m"):
@@ -89,7 +91,7 @@ def test_at_the_deadline_what_is_missing_is_named(answers, clock):
 def test_a_message_is_held_until_its_answer_is_published(pubsub_emulator):
     HELD.clear()
     topic, subscription = pubsub_emulator.create()
-    answers = Answers(topic, 60.0, hold=HELD.update, end_hold=HELD.subtract)
+    answers = Answers(topic, 60.0, SUBSCRIBER)
     answers.open(request(ref("a")))
     answers.publish()
     assert HELD["m"] == 1

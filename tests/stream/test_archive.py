@@ -7,6 +7,7 @@ import os
 import threading
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import apache_beam as beam
 import pytest
@@ -34,8 +35,8 @@ class Stream:
     def __init__(self, folder):
         self.clock, self.threads, self.held = Clock(), RunThreads(), Counter()
         self.folder = str(folder)
-        holds = {"hold": self.held.update, "end_hold": self._end_hold}
-        self.archive = Archive(RowWriter(self.folder, "0a1b", VERSION), 10.0, self.threads, **holds, clock=self.clock)
+        subscriber = SimpleNamespace(hold=self.held.update, end_hold=self._end_hold)
+        self.archive = Archive(RowWriter(self.folder, "0a1b", VERSION), 10.0, self.threads, subscriber, self.clock)
         self.is_dead = False
 
     def _end_hold(self, messages):

@@ -5,6 +5,7 @@ import multiprocessing
 import tracemalloc
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -41,9 +42,9 @@ def a_day(folder: Path) -> tuple[list[int], list[int], int]:
     """
     clock = Clock(START)
     held: list[str] = []
-    holds = {"hold": held.extend, "end_hold": lambda ended: held.__delitem__(slice(len(ended)))}
-    archive = Archive(RowWriter(str(folder), "run"), WINDOW_S, RunThreads(), **holds, clock=clock)
-    answers = Answers("topic", 60.0, hold=len, end_hold=len, clock=clock)
+    subscriber = SimpleNamespace(hold=held.extend, end_hold=lambda ended: held.__delitem__(slice(len(ended))))
+    archive = Archive(RowWriter(str(folder), "run"), WINDOW_S, RunThreads(), subscriber, clock)
+    answers = Answers("topic", 60.0, SimpleNamespace(hold=len), clock)
     recent = DedupCache(600.0, answers.done, clock=clock)
     kept, most_held, overdue, number = [], [], 0, 0
     PROCESS.begin_counting()
