@@ -15,7 +15,7 @@ from pipeline.read.allowed import may_name, refusal
 from pipeline.read.manifests import is_manifest, read_manifest
 from pipeline.read.names import file_of, kind_of, names_image
 from pipeline.records import DeadLetter, ImageRef
-from pipeline.results.layout import OwnFiles, kind_of_rows
+from pipeline.results.layout import kind_of_rows, own_files
 from pipeline.storage.globs import has_wildcard, real_path
 from pipeline.storage.listing import MAX_PARALLEL, Location, divided, files_in, files_in_all, location_of
 from pipeline.storage.store import FoundFile, retried
@@ -86,7 +86,7 @@ def list_pieces(
     """All images and containers in these pieces, and dead letters of the lines of manifests that name none.
 
     The images of a manifest are not checked; all others are listed with their generation. Skipped are this program's own files
-    (see `OwnFiles`), and matches of a pattern that are no images by name or first bytes: a list within a folder is not read. A
+    (see `own_files`), and matches of a pattern that are no images by name or first bytes: a list within a folder is not read. A
     file that an input names exactly is an image, whatever it holds.
 
     Args:
@@ -105,7 +105,7 @@ def list_pieces(
             else:
                 yield ref
     places = [piece for piece in pieces if isinstance(piece, Location)]
-    own = OwnFiles(exclude, (place.folder for place in places))
+    own = own_files(exclude, (place.folder for place in places))
     named = {place.pattern for place in places}
     for found in _sorted_out(files_in_all(places), own, named):
         if isinstance(found, str):
@@ -124,12 +124,12 @@ def list_images(
     return list_pieces(list(pieces_of(patterns)), exclude, leave_out, (*allowed, *folders_of(patterns)))
 
 
-def _sorted_out(files: Iterable[FoundFile], own: OwnFiles, named: Collection[str]) -> Iterator[FoundFile | str]:
+def _sorted_out(files: Iterable[FoundFile], own: Callable[[str], bool], named: Collection[str]) -> Iterator[FoundFile | str]:
     """Images, and the kinds of files that are none: by their names, of others by the first bytes, a few side by side."""
     checks: deque[Future[FoundFile | str]] = deque()
     with ThreadPoolExecutor(MAX_PARALLEL, "check-file") as pool:
         for file in files:
-            if own.has(file.path) or kind_of_rows(file.path):
+            if own(file.path) or kind_of_rows(file.path):
                 yield OWN
             elif names_image(file.path) or _is_named(file.path, named):
                 yield file

@@ -22,7 +22,7 @@ import os
 import posixpath
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypedDict
 
 import msgspec
@@ -51,9 +51,10 @@ _MARK_BYTES = 4096  # the mark is in the first bytes of a page
 _STEM_BYTES = 120  # file systems bound a name's bytes, not its characters
 
 _FOLDERS_KNOWN = 4096
-# These exclude most files, the first of them all files of a folder.
-_OUR_FOLDER = re.compile(r"/(?:(?:detections|dead_letters|exports|samples|runs)/|\.staging-)")
-_OUR_NAME = re.compile(r"\.staging-|\.lock-|(?:summary\.json|\w+\.html)$")
+# the slash before a name of this program; most paths have none
+_MAY_BE_OURS = re.compile(
+    r"/(?=(?:detections|dead_letters|exports|samples|runs)/|\.staging-|\.lock-|summary\.json$|report\.html$)"
+)
 
 
 class _Summary(TypedDict):
@@ -97,43 +98,30 @@ def kind_of_rows(path: str) -> str:
     return found[1] if found else ""
 
 
-class OwnFiles:
-    """Separates this program's own files from images, in one listing.
+def own_files(output: str, inputs: Iterable[str]) -> Callable[[str], bool]:
+    """A function that tells this program's own files from images, by their paths as a listing has them.
 
-    Compares real paths, so links hide nothing. Files in the job's own output count by their names. Other results folders may
-    lie below an input; their rows identify them. Their files count, unless the input names a part of such a folder.
+    Files in the job's own output count by their names. Other results folders may lie below an input; their rows identify them.
+    Their files count, unless the input names a part of such a folder.
 
     Args:
       output: The job's results folder; empty: none.
-      inputs: The folders that are listed.
+      inputs: The folders that are listed, with slashes at their ends; local ones absolute and free of links.
     """
+    ours = None if not output else (output if "://" in output else os.path.realpath(output)).rstrip("/")
+    listed = sorted(inputs, key=len, reverse=True)
+    holds_results = functools.lru_cache(_FOLDERS_KNOWN)(_holds_results)
 
-    def __init__(self, output: str, inputs: Iterable[str]) -> None:
-        self._real = functools.lru_cache(_FOLDERS_KNOWN)(_real_folder)
-        self._is_ours = functools.lru_cache(_FOLDERS_KNOWN)(lambda folder: _OUR_FOLDER.search(f"{folder}/") is not None)
-        self._holds_results = functools.lru_cache(_FOLDERS_KNOWN)(_holds_results)
-        self._output = self._real(output) if output else None
-        self._inputs = sorted({self._real(folder) for folder in inputs}, key=len, reverse=True)
+    def is_own(path: str) -> bool:
+        for slash in _MAY_BE_OURS.finditer(path):
+            folder, name = path[: slash.start()], path[slash.end() :]
+            if is_result_name(name):
+                nearest = next(filter(path.startswith, listed), "")
+                if folder == ours or (f"{folder}/".startswith(nearest) and holds_results(folder)):
+                    return True
+        return False
 
-    def has(self, path: str) -> bool:
-        """Whether a listed file is this program's own."""
-        folder, _, name = path.rpartition("/")
-        real_folder = self._real(folder or path[: len(path) - len(name)])
-        if not (_OUR_NAME.match(name) or self._is_ours(real_folder)):
-            return False
-        real = f"{real_folder}/{name}"
-        listed = next((folder for folder in self._inputs if real.startswith(f"{folder}/")), "")
-        return any(self._is_result(listed, real[: slash.start()], real[slash.end() :]) for slash in re.finditer("/", real))
-
-    def _is_result(self, listed: str, folder: str, name: str) -> bool:
-        """Whether `folder` is the output, or another results folder that is not above the listed one, and `name` a file in it."""
-        if not is_result_name(name):
-            return False
-        return folder == self._output or (f"{folder}/".startswith(f"{listed}/") and self._holds_results(folder))
-
-
-def _real_folder(folder: str) -> str:
-    return (folder if "://" in folder else os.path.realpath(folder or ".")).rstrip("/")
+    return is_own
 
 
 def _holds_results(folder: str) -> bool:
@@ -193,11 +181,9 @@ def _write_probe(output: str) -> None:
     try:
         with create(probe) as file:
             file.write(b"probe")
-    except (KeyboardInterrupt, OSError):  # a full disk takes the file, but not its content
+    finally:  # a full disk takes the file, but not its content
         with contextlib.suppress(OSError):
             delete_files([probe])
-        raise
-    delete_files([probe])
     for name in (DETECTIONS, DEAD_LETTERS, SAMPLES, RUNS):
         if os.path.islink(f"{output}/{name}"):
             raise OutputError(f"output {output}: expected {name} to be a folder of its own, it is a link to another one")
