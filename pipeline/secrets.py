@@ -8,7 +8,7 @@ are secret, and what is signed only for a while: it names the same image without
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 MASK = "***"
@@ -67,13 +67,13 @@ def with_public_addresses(text: str) -> str:
     return _USER.sub(f"{MASK}@", _ADDRESS.sub(lambda found: public_address(found[0]), text))
 
 
-def without_secrets(value: Any) -> Any:
-    """The same for all texts in a setting, at any depth."""
+def without_secrets(value: Any, clean: Callable[[str], str] = with_public_addresses) -> Any:
+    """Cleans all texts in a setting, at any depth."""
     if isinstance(value, Mapping):
-        return {name: without_secrets(each) for name, each in value.items()}
+        return {name: without_secrets(each, clean) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(map(without_secrets, value))
-    return with_public_addresses(value) if isinstance(value, str) else value
+        return type(value)(without_secrets(each, clean) for each in value)
+    return clean(value) if isinstance(value, str) else value
 
 
 def masked_text(text: str) -> str:
@@ -97,7 +97,7 @@ def masked_url(url: str) -> str:
 
 def masked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options by name, with secrets masked."""
-    return {name: MASK if is_secret(name) else _masked_value(value) for name, value in options.items()}
+    return {name: MASK if is_secret(name) else without_secrets(value, masked_text) for name, value in options.items()}
 
 
 def masked_arguments(arguments: Iterable[str]) -> Iterator[str]:
@@ -115,9 +115,3 @@ def masked_arguments(arguments: Iterable[str]) -> Iterator[str]:
             yield f"{name}={MASK}" if secret and given else masked_text(argument)
         else:
             yield MASK if hides else masked_text(argument)
-
-
-def _masked_value(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_masked_value(each) for each in value]
-    return masked_text(value) if isinstance(value, str) else value

@@ -41,7 +41,6 @@ from pipeline.stats.job_stats import JobStats
 from pipeline.stats.summary import RunFacts
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.cloud import GS
-from pipeline.storage.globs import real_pattern
 from pipeline.storage.listing import MAX_PARALLEL, location_of
 from pipeline.write.exports import export
 from pipeline.write.write_shards import read_stats
@@ -62,7 +61,7 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
     FileSystems.set_options(job.options)
     if not config.retry_dead:
         check_inputs(config.patterns(), config.allow_empty)
-    return dataclasses.replace(job, resolved_input=tuple(map(real_pattern, config.patterns())))
+    return dataclasses.replace(job, resolved_input=tuple(location_of(pattern).pattern for pattern in config.patterns()))
 
 
 def _allowing_inputs(config: Config) -> Config:

@@ -70,17 +70,3 @@ def real_path(path: str, real_folder: Callable[[str], str] = real_folder) -> str
     """The one name of a local file: its folder absolute and free of links, then its own name, perhaps a link's; a URI stays."""
     folder, slash, name = path.rpartition("/")
     return path if "://" in path else real_folder(folder + slash) + name
-
-
-def real_pattern(pattern: str) -> str:
-    """A pattern in one spelling: the folder of a local pattern becomes absolute and free of links; a URI stays.
-
-    >>> real_pattern("gs://b/x/**"), real_pattern("/proc/../**/*.jpg"), real_pattern("//tmp/")
-    ('gs://b/x/**', '/**/*.jpg', '/tmp')
-    """
-    if "://" in pattern:
-        return pattern
-    if not has_wildcard(pattern):
-        return f"/{os.path.realpath(pattern).lstrip('/')}"
-    folder, slash, _ = fixed_beginning(pattern).rpartition("/")
-    return real_folder(folder + slash) + pattern[len(folder + slash) :]

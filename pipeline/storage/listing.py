@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import glob
 import os
-import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -25,7 +24,6 @@ from pipeline.storage.web import is_web
 MAX_PARALLEL = 16  # folders listed in parallel; each waits for storage
 _CHUNK = 250  # files of one location, before other locations have their turn
 _LOOKED_AT = 10_000  # names read from one folder, to find out whether it can be divided
-_LIVE = re.compile(r"(rts[pm]|rtmp|rtp|udp|srt)\w?://.*|/dev/video\d*|\d{1,2}", re.DOTALL)  # cameras and live streams
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,13 +158,8 @@ def location_of(pattern: str) -> Location:
     A folder stands for all files below it except hidden ones: a local folder, a bucket, and anything that ends with a slash.
 
     Raises:
-      InputError: The pattern names no bucket, a camera, files of a web server, or storage that is not read.
+      InputError: The pattern names no bucket, files of a web server, or storage that is not read.
     """
-    if _LIVE.fullmatch(pattern) and not (os.path.isdir(pattern) or os.path.isfile(pattern)):
-        message = (
-            "live streams and cameras are not read; record them to files, e.g. with ffmpeg -f segment, and give their folder"
-        )
-        raise InputError(f"input {pattern}: {message}")
     if is_web(pattern):
         if "*" in pattern:
             raise InputError(f"input {pattern}: web servers list no files; name images, or a manifest with their addresses")
