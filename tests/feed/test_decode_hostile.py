@@ -49,11 +49,11 @@ def test_formats_that_nest_others_or_start_programs_are_not_read(process, conten
     ("make", "end"),
     [
         pytest.param(lambda: hostile.jpeg_of_many_scans((2500, 2000), 3800), "too_much_work", id="jpeg of 3,800 scans in 100 KB"),
-        pytest.param(lambda: hostile.jpeg_of_many_scans((1000, 1000), 38000), "too_much_work", id="jpeg of 38,000 scans in 1 MB"),
         pytest.param(
             lambda: hostile.jpeg_of_many_planes((2500, 2000), 50000),
             "too_much_work",
             id="baseline jpeg of one plane 50,000 times",
+            marks=pytest.mark.matrix,
         ),
         pytest.param(lambda: b"\xff\xd8" + b"\xff" * (80 << 20), "too_much_work", id="jpeg of fill bytes"),
         pytest.param(lambda: b"\xff\xd8\xff" + b"\0\xff" * (20 << 20), "corrupt", id="jpeg of garbage"),
@@ -76,7 +76,6 @@ def test_formats_that_nest_others_or_start_programs_are_not_read(process, conten
         ),
         pytest.param(lambda: hostile.gif_of_clear_codes(1 << 20), "truncated", id="gif of clear codes"),
         pytest.param(lambda: hostile.gif_of_clear_codes(5 << 20), "truncated", id="gif of more clear codes than pixels"),
-        pytest.param(lambda: hostile.gif_with_long_comment(30 << 20), "too_much_work", id="gif with a comment of 30 MB"),
         pytest.param(
             lambda: hostile.tiff_of_tags_that_share_their_bytes(20000), "too_large", id="tiff of tags that share their bytes"
         ),
