@@ -41,7 +41,6 @@ class LogLines(logging.Handler):
 
     def __init__(self, stream: Any, *, as_json: bool = False, quiet: bool = False):
         super().__init__()
-        self.set_name(getattr(stream, "name", ""))  # a handler has a name of its own, which hides the stream's
         self.setFormatter(logging.Formatter("%(message)s" if as_json else "%(levelname)s %(name)s: %(message)s"))
         self.fields: dict[str, Any] = {}
         self.last_error = ""

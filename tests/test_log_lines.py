@@ -36,12 +36,6 @@ def test_lines_of_text_have_time_stamps_but_the_last_error(how, shown):
     assert re.fullmatch(shown, out.getvalue()) and lines.last_error == "three"
 
 
-def test_lines_have_the_name_of_their_stream():
-    """The watchdog says by it where the stacks are."""
-    with open(os.devnull, "w") as stream:
-        assert LogLines(stream).name == os.devnull
-
-
 def test_all_that_python_prints_and_logs_is_one_json_object_a_line(capfd):
     """Also a traceback, a line that threads write in parts, and one from a signal handler."""
     import sys

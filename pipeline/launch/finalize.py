@@ -14,7 +14,7 @@ from pipeline import errors
 from pipeline.config import WriteConfig
 from pipeline.errors import DONE, FAILED, UserError
 from pipeline.log_lines import write_unlocked
-from pipeline.report.annotate import annotate, can_be_drawn
+from pipeline.report.annotate import annotate
 from pipeline.report.page import render_report
 from pipeline.results.layout import EXPORTS, REPORT, SUMMARY, is_sample_name, read_summary, sample_name
 from pipeline.results.run import Run, remove_abandoned
@@ -60,15 +60,14 @@ class JobReport:
     def _write(self, summary: dict[str, Any], stats: JobStats, run: str) -> None:
         """Writes the reports to `runs/<run>/`, then their copies to the top if the run has tried any image; the summary last."""
         wanted = max(self.write.samples, REPORT_SAMPLES)
-        samples = [(purpose, image) for purpose, image in chosen(stats.pictures, wanted) if can_be_drawn(image)]
+        drawn = [(sample, jpeg) for sample in chosen(stats.pictures, wanted) if (jpeg := annotate(sample[1]))]
         contents = {
-            sample_name(number, image.ref.uri): annotate(image)
-            for number, (_, image) in enumerate(samples[: self.write.samples], 1)
+            sample_name(number, image.ref.uri): jpeg for number, ((_, image), jpeg) in enumerate(drawn[: self.write.samples], 1)
         }
         about = {"run": run, "samples": list(contents)}
         examples = [letter for letters in stats.dead_examples.values() for letter in letters]
         disagreements = stats.canary.pictures() if stats.canary else []
-        report = render_report(summary, samples[:REPORT_SAMPLES], examples, disagreements)
+        report = render_report(summary, [sample for sample, _ in drawn[:REPORT_SAMPLES]], examples, disagreements)
         contents[REPORT] = report.encode("utf-8", "backslashreplace")
         contents[SUMMARY] = to_json({**summary, **about})
         stale = [each for each in read_summary(self.results).get("samples", ()) if each not in contents and is_sample_name(each)]

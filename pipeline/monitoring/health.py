@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from pipeline.monitoring.http_server import Answer
 from pipeline.secrets import masked_text
@@ -11,20 +10,7 @@ from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
 
 _STUCK_SECONDS = 600.0  # where the watchdog is off
-
-
-class Check(NamedTuple):
-    """The outcome of one check.
-
-    Attributes:
-      name: What was checked.
-      passes: Whether it is well.
-      text: What was found, in one line.
-    """
-
-    name: str
-    passes: bool
-    text: str
+Check = tuple[str, bool, str]  # what was checked, whether it is well, and what was found in one line
 
 
 def liveness(stuck_after_s: float) -> list[Check]:
@@ -32,25 +18,22 @@ def liveness(stuck_after_s: float) -> list[Check]:
     limit = stuck_after_s or _STUCK_SECONDS
     died = "; ".join(f"{name}: {error}" for name, error in PROCESS.died.items())
     parts = [
-        Check(name, part.stalled_s < limit, f"{part.waiting} waiting, {part.stalled_s:.0f} s without progress")
+        (name, part.stalled_s < limit, f"{part.waiting} waiting, {part.stalled_s:.0f} s without progress")
         for name, part in PROCESS.parts.items()
     ]
-    return [Check("threads", not died, died or "all work"), *parts]
+    return [("threads", not died, died or "all work"), *parts]
 
 
 def readiness(stats: JobStats) -> list[Check]:
     """Whether the model is warm, here or on a worker, and Pub/Sub and storage answered the last calls."""
     warm = bool(stats.batch_sizes)
     services = [
-        Check(name, name not in PROCESS.failing, PROCESS.failing.get(name, "answers"))
-        for name in ("Pub/Sub", "storage", "archive")
+        (name, name not in PROCESS.failing, PROCESS.failing.get(name, "answers")) for name in ("Pub/Sub", "storage", "archive")
     ]
-    return [Check("model", warm, "warm" if warm else PROCESS.waiting_for or "not loaded yet"), *services]
+    return [("model", warm, "warm" if warm else PROCESS.waiting_for or "not loaded yet"), *services]
 
 
 def answer(checks: Sequence[Check]) -> Answer:
     """The page with the outcome of these checks."""
-    lines = [
-        f"{'ok' if check.passes else 'FAILED'} {check.name}: {' '.join(masked_text(check.text).split())}\n" for check in checks
-    ]
-    return Answer("".join(lines).encode(), 200 if all(check.passes for check in checks) else 503)
+    lines = [f"{'ok' if well else 'FAILED'} {name}: {' '.join(masked_text(text).split())}\n" for name, well, text in checks]
+    return Answer("".join(lines).encode(), 200 if all(well for _, well, _ in checks) else 503)

@@ -131,7 +131,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         *("detection_ready", "gauge", "1", "1 if /readyz answers with 200, else 0"),
-        lambda stats: int(all(check.passes for check in readiness(stats))),
+        lambda stats: int(all(well for _, well, _ in readiness(stats))),
     ),
     Metric(
         *("detection_stalled_seconds", "gauge", "seconds", "time without progress while work waits"),

@@ -100,5 +100,7 @@ def end_stuck(name: str, part: Part, stacks: TextIO | None = None) -> None:
     )
     with contextlib.suppress(Exception):
         sys.stdout.flush()
-    write_unlocked(f"{text}the stacks of all threads are in {file.name}", "ERROR")  # a stuck thread may hold a lock of the log
+    write_unlocked(
+        f"{text}the stacks of all threads are in {'this log' if stacks else file.name}", "ERROR"
+    )  # a stuck thread may hold a lock of the log
     os._exit(_FAILED)

@@ -10,7 +10,7 @@ import colorsys
 import io
 import math
 import unicodedata
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import cv2
 import numpy as np
@@ -28,17 +28,6 @@ Colour = tuple[int, int, int]
 Rectangle = tuple[int, int, int, int]  # xyxy, both corners inside, as Pillow draws it
 
 
-class _Mark(NamedTuple):
-    box: Rectangle
-    label: str
-    colour: Colour
-
-
-def can_be_drawn(image: DetectedImage) -> bool:
-    """Whether the thumbnail is a picture; the bytes of one that was read from storage may be anything."""
-    return _decoded(image) is not None
-
-
 def annotate(image: DetectedImage, pixels_rgb: np.ndarray | None = None) -> bytes:
     """Draws an image's detections: a box and a label with class name and confidence, one colour for each class.
 
@@ -50,25 +39,25 @@ def annotate(image: DetectedImage, pixels_rgb: np.ndarray | None = None) -> byte
       pixels_rgb: `(h, w, 3) uint8`, upright; default: those of the thumbnail.
 
     Returns:
-      A JPEG of the size of the pixels, enlarged if that is too small for labels.
-
-    Raises:
-      ValueError: The image has no thumbnail, or the thumbnail is no picture.
+      A JPEG of the size of the pixels, enlarged if that is too small for labels; empty if there is no picture to draw on.
     """
-    canvas = _canvas(_thumbnail(image) if pixels_rgb is None else pixels_rgb)
+    rgb = _thumbnail(image) if pixels_rgb is None else pixels_rgb
+    if rgb is None:
+        return b""
+    canvas = _canvas(rgb)
     pen = ImageDraw.Draw(canvas)
     line = max(2, round(max(canvas.size) / 320))
     crowded = len(image.detections) > _CROWD
     font = ImageFont.load_default(max(11, round(max(canvas.size) / 60)) if crowded else max(13, round(max(canvas.size) / 36)))
-    marks = _marks(image, canvas.size)
-    for mark in reversed(marks):  # the most confident lies on top
-        pen.rectangle(mark.box, outline=mark.colour, width=line)
-    for mark in reversed(marks):
-        left, top, right, bottom = font.getbbox(mark.label)
+    marks = list(_marks(image, canvas.size))[::-1]  # the most confident lies on top
+    for box, _, colour in marks:
+        pen.rectangle(box, outline=colour, width=line)
+    for box, label, colour in marks:
+        left, top, right, bottom = font.getbbox(label)
         label_wh = (math.ceil(right - left) + 2 * line, math.ceil(bottom - top) + 2 * line)
-        x, y = _place_label(mark.box, label_wh, canvas.size)
-        pen.rectangle((x, y, x + label_wh[0] - 1, y + label_wh[1] - 1), fill=mark.colour)
-        pen.text((x + line - left, y + line - top), mark.label, font=font, fill=text_colour(mark.colour))
+        x, y = _place_label(box, label_wh, canvas.size)
+        pen.rectangle((x, y, x + label_wh[0] - 1, y + label_wh[1] - 1), fill=colour)
+        pen.text((x + line - left, y + line - top), label, font=font, fill=text_colour(colour))
     return marked_jpeg(canvas, _JPEG_QUALITY)
 
 
@@ -106,16 +95,11 @@ def label_text(class_name: str, class_id: int) -> str:
     return plain if len(plain) <= _LONGEST_LABEL else plain[: _LONGEST_LABEL - 3] + "..."
 
 
-def _decoded(image: DetectedImage) -> np.ndarray | None:
-    pixels = np.frombuffer(image.thumbnail, np.uint8)
-    return cv2.imdecode(pixels, cv2.IMREAD_COLOR) if pixels.size else None
-
-
-def _thumbnail(image: DetectedImage) -> np.ndarray:
-    bgr = _decoded(image)
-    if bgr is None:
-        raise ValueError(f"{image.ref.uri!r} has no thumbnail that could be drawn on ({len(image.thumbnail)} bytes)")
-    return cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB)
+def _thumbnail(image: DetectedImage) -> np.ndarray | None:
+    """Its pixels; None if it is no picture: the bytes of one that was read from storage may be anything."""
+    content = np.frombuffer(image.thumbnail, np.uint8)
+    bgr = cv2.imdecode(content, cv2.IMREAD_COLOR) if content.size else None
+    return None if bgr is None else cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB)
 
 
 def _canvas(rgb: np.ndarray) -> Image.Image:
@@ -125,22 +109,19 @@ def _canvas(rgb: np.ndarray) -> Image.Image:
     return Image.fromarray(rgb)
 
 
-def _marks(image: DetectedImage, size_wh: tuple[int, int]) -> list[_Mark]:
-    """The detections in pixels of the drawn picture, without boxes that are not finite."""
+def _marks(image: DetectedImage, size_wh: tuple[int, int]) -> Iterator[tuple[Rectangle, str, Colour]]:
+    """Box, label and colour of each detection, in pixels of the drawn picture, without boxes that are not finite."""
     width, height = size_wh
     scale_xyxy = np.array([width / image.width, height / image.height] * 2)
     found = image.detections
-    marks = []
     columns = (found.boxes_xyxy, found.class_ids.tolist(), found.class_names, found.confidences)
     for place, (box, class_id, name, confidence) in enumerate(zip(*columns, strict=True), 1):
         scaled = box.astype(np.float64) * scale_xyxy
-        if not np.isfinite(scaled).all():
-            continue
-        x0, y0, x1, y1 = (int(edge) for edge in np.clip(np.rint(scaled), 0, [width, height, width, height]))
-        x0, y0 = min(x0, width - 1), min(y0, height - 1)
-        label = str(place) if len(found) > _CROWD else f"{label_text(name, class_id)} {float(confidence):.2f}"
-        marks.append(_Mark((x0, y0, max(x0, x1 - 1), max(y0, y1 - 1)), label, class_colour(class_id)))
-    return marks
+        if np.isfinite(scaled).all():
+            x0, y0, x1, y1 = (int(edge) for edge in np.clip(np.rint(scaled), 0, [width, height, width, height]))
+            x0, y0 = min(x0, width - 1), min(y0, height - 1)
+            label = str(place) if len(found) > _CROWD else f"{label_text(name, class_id)} {float(confidence):.2f}"
+            yield (x0, y0, max(x0, x1 - 1), max(y0, y1 - 1)), label, class_colour(class_id)
 
 
 def _place_label(box: Rectangle, label_wh: tuple[int, int], size_wh: tuple[int, int]) -> tuple[int, int]:

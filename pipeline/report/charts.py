@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pipeline.report.formats import duration, number
@@ -20,26 +20,16 @@ def bars(rows: Sequence[tuple[str, float, str, str]]) -> list[Bar]:
     return [(name, [("bar", length / longest)], figure, note) for name, length, figure, note in rows]
 
 
-def rate_over_time(points: Sequence[Sequence[float]], interval_s: float, unit: str) -> dict[str, Any] | None:
-    """Images or messages per second over time; see `line_over_time`."""
-    return line_over_time(points, interval_s, unit, lambda amounts, seconds: sum(amounts) / seconds)
-
-
-def slowest_over_time(points: Sequence[Sequence[float]], interval_s: float) -> dict[str, Any] | None:
-    """Seconds over time, from milliseconds; of intervals that share a step the largest. See `line_over_time`."""
-    return line_over_time(points, interval_s, "s", lambda amounts, _seconds: max(amounts, default=0.0) / 1e3)
-
-
 def line_over_time(
-    points: Sequence[Sequence[float]], interval_s: float, unit: str, value: Callable[[list[float], float], float]
+    points: Sequence[Sequence[float]], interval_s: float, unit: str, *, slowest: bool = False
 ) -> dict[str, Any] | None:
-    """The arguments of the macro `plot` for steps over time, in at most 120 steps without gaps.
+    """The arguments of the macro `plot` for a line over time, of at most 120 steps without gaps.
 
     Args:
       points: `[second since start, amount]` of each interval in order; a missing one had no amount.
       interval_s: Length of an interval in seconds.
       unit: Of the values.
-      value: Makes a step's value from the amounts in it and its length in seconds.
+      slowest: Whether amounts are milliseconds, and the largest of a step counts, in seconds; else it is their sum a second.
 
     Returns:
       None if there are too few intervals for a line: the first and the last are only partly filled.
@@ -52,7 +42,10 @@ def line_over_time(
     for second, amount in points:
         steps[int(second // interval_s) // merged].append(amount)
     widths = [merged] * (len(steps) - 1) + [intervals - merged * (len(steps) - 1)]
-    values = [value(amounts, width * interval_s) for amounts, width in zip(steps, widths, strict=True)]
+    values = [
+        max(amounts, default=0.0) / 1e3 if slowest else sum(amounts) / (width * interval_s)
+        for amounts, width in zip(steps, widths, strict=True)
+    ]
     top, mean, end_s = max(values) or 1.0, sum(values) / len(values), len(values) * merged * interval_s
     edges = [(place + side, each) for place, each in enumerate(values) for side in (0, 1)]
     line = " ".join(f"{100 * edge / len(values):.3f},{100 - 100 * each / top:.3f}" for edge, each in edges)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import urllib.parse
+
+from markupsafe import Markup
 
 from models.image_uris import archive_member, video_frame
 
@@ -21,6 +24,15 @@ def readable(value: object) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in _JOINERS else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def breakable(value: object) -> Markup:
+    """A path or another long name, escaped, which a narrow page breaks behind `/`, `_`, `-` and `.` between its words.
+
+    >>> breakable("/a_b.jpg")
+    Markup('/a_<wbr>b.<wbr>jpg')
+    """
+    return Markup("<wbr>").join(re.split(r"(?<=\w[/_.-])(?=\w)", readable(value)))
 
 
 def link(uri: str) -> str:

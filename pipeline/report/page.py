@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import collections
-import contextlib
 import functools
 import hashlib
 import importlib.resources
@@ -24,8 +23,8 @@ from pipeline.config import Config
 from pipeline.failures import REASONS
 from pipeline.records import DeadLetter, DetectedImage
 from pipeline.report.annotate import annotate, class_colour
-from pipeline.report.charts import Bar, bars, rate_over_time, slowest_over_time
-from pipeline.report.formats import counted, duration, link, number, readable, setting, share
+from pipeline.report.charts import Bar, bars, line_over_time
+from pipeline.report.formats import breakable, counted, duration, link, number, readable, setting, share
 
 _SHOWN_CLASSES = 30
 _SHOWN_LETTERS = 20  # per reason; all of them are in dead_letters/*.jsonl
@@ -113,7 +112,7 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"duration": duration, "number": number, "setting": setting}
+    made.filters |= {"breakable": breakable, "duration": duration, "number": number, "setting": setting}
     return made
 
 
@@ -146,8 +145,8 @@ def _charts(summary: Mapping[str, Any], unit: str) -> dict[str, Any]:
         "classes_caption": f"{counted(len(summary['classes']), 'class', 'classes')} with detections",
         "confidences": _confidences(summary["confidences"]["all"]),
         "threshold": (summary["config"].get("detect") or {}).get("score_threshold"),
-        "throughput": rate_over_time(summary["throughput"], summary["throughput_interval_s"], f"{unit}/s"),
-        "slowest": slowest and slowest_over_time(slowest["points"], slowest["interval_s"]),
+        "throughput": line_over_time(summary["throughput"], summary["throughput_interval_s"], f"{unit}/s"),
+        "slowest": slowest and line_over_time(slowest["points"], slowest["interval_s"], "s", slowest=True),
         "batches": bars([(number(int(size)), n, number(n), "") for size, n in batches.items()]),
         "calls": counted(sum(batches.values()), "batch", "batches"),
         "stages": bars(
@@ -165,9 +164,7 @@ def jpeg_url(jpeg: bytes) -> str:
 
 def _sample(purpose: str, image: DetectedImage) -> dict[str, Any]:
     """What the page shows of one image."""
-    found, uri, picture = image.detections, image.ref.uri, b""
-    with contextlib.suppress(ValueError):  # it has no thumbnail that can be drawn on
-        picture = annotate(image)
+    found, uri = image.detections, image.ref.uri
     classes = collections.Counter(found.class_names).most_common()
     names = ", ".join(f"{n} {name}" for name, n in classes[:6]) + (", …" if len(classes) > 6 else "")
     columns = (found.class_names, found.class_ids.tolist(), found.confidences.tolist(), found.boxes_xyxy.tolist())
@@ -182,7 +179,7 @@ def _sample(purpose: str, image: DetectedImage) -> dict[str, Any]:
         "link": link(uri),
         "size": f"{image.width} × {image.height}, {counted(len(found), 'detection')}",  # noqa: RUF001  a times sign
         "content": names or "no objects",
-        "url": jpeg_url(picture),
+        "url": jpeg_url(annotate(image)),
         "detections": detections,
         "more": len(found) - len(detections),
     }

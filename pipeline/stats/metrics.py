@@ -1,22 +1,6 @@
 """The Beam metrics of a job; the same calls count to the `JobStats` of this process, if a display or a launcher reads these.
 
-Namespace `Detection`; distributions hold whole numbers, hence microseconds:
-
-| metric | kind | what |
-|---|---|---|
-| `read` | counter | images that were listed, or that messages requested |
-| `skipped` | counter | of these, the ones listed or requested before |
-| `detected` | counter | images with a result |
-| `dead` | counter | dead letters of all stages; read = detected + dead + skipped |
-| `swaps`, `refusals` | counter | versions of the model that a process put into use while it worked, or refused |
-| `canary_images`, `canary_failed` | counter | images that a canary received, and of these the ones that it failed on |
-| `canary_objects`, `canary_matched` | counter | objects of both versions; pairs that agree |
-| `canary_ms` | counter | the canary's time, summed over images |
-| `batch_size` | distribution | size of a device batch |
-| `model_us` | distribution | the model's time for a device batch |
-| `read_us`, `decode_us`, `postprocess_us` | distribution | an image's time in this stage |
-| `latency_ms` | distribution | streams: from an image's event time to its publishing (`event-to-publish`) |
-| `backlog_age_ms` | distribution | streams: from a message's publishing to its reading |
+docs/operations.md lists them. Distributions hold whole numbers, hence microseconds.
 
 Beam keeps metrics by bundle and thread. So a DoFn calls these functions where it processes an element, never from the thread of a
 pool: there the counts would reach `JobStats` only.
@@ -38,11 +22,10 @@ NAMESPACE = "Detection"
 
 _log = logging.getLogger(__name__)
 _counters = {name: Metrics.counter(NAMESPACE, name) for name in ("read", "skipped", "detected", "dead", *VERSION_EVENTS)}
-_batch_size = Metrics.distribution(NAMESPACE, "batch_size")
-_model_us = Metrics.distribution(NAMESPACE, "model_us")
-_stages_us = {stage: Metrics.distribution(NAMESPACE, f"{stage}_us") for stage in STAGES}
-_latency_ms = Metrics.distribution(NAMESPACE, "latency_ms")
-_backlog_age_ms = Metrics.distribution(NAMESPACE, "backlog_age_ms")
+_distributions = {
+    name: Metrics.distribution(NAMESPACE, name)
+    for name in ("batch_size", "model_us", *(f"{stage}_us" for stage in STAGES), "latency_ms", "backlog_age_ms")
+}
 
 
 def count_read(images: int = 1) -> None:
@@ -72,11 +55,11 @@ def count_results(*results: DetectedImage | DeadLetter) -> None:
         if amount:
             _counters[name].inc(amount)
     for timing in (image.timing for image in detected):
-        for stage, distribution in _stages_us.items():
-            distribution.update(int(getattr(timing, stage) * 1e6))
+        for stage in STAGES:
+            _distributions[f"{stage}_us"].update(int(getattr(timing, stage) * 1e6))
         if timing.led_batch:
-            _batch_size.update(timing.led_batch)
-            _model_us.update(int(timing.model * 1e6))
+            _distributions["batch_size"].update(timing.led_batch)
+            _distributions["model_us"].update(int(timing.model * 1e6))
     with PROCESS.lock:
         for stats in PROCESS.counted:
             stats.add_detected(detected, PROCESS.samples)
@@ -95,7 +78,7 @@ def count_swaps(counts: Mapping[str, int]) -> None:
 def note_published(image: DetectedImage, now: float) -> None:
     """Notes the latency of a stream's image from its event time, or without one from its bytes in memory, to its publishing."""
     latency_s = max(0.0, now - image.ref.event_time) if image.ref.event_time else image.timing.latency
-    _latency_ms.update(int(latency_s * 1e3))
+    _distributions["latency_ms"].update(int(latency_s * 1e3))
     with PROCESS.lock:
         for stats in PROCESS.counted:
             stats.publish_latencies.add([latency_s])
@@ -105,7 +88,7 @@ def note_published(image: DetectedImage, now: float) -> None:
 def note_message(published_at: float) -> None:
     """Notes how long a message of a stream, published so many seconds after the epoch, had waited when it was read."""
     age_ms = max(0.0, time.time() - published_at) * 1e3
-    _backlog_age_ms.update(int(age_ms))
+    _distributions["backlog_age_ms"].update(int(age_ms))
     with PROCESS.lock:
         PROCESS.message_at = time.monotonic()
         for stats in PROCESS.counted:

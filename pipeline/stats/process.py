@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from pipeline.stats.job_stats import JobStats
@@ -86,7 +86,6 @@ class ProcessState:
       entered: Staging folders of the runs that this process has joined as a worker; guarded by `entering`.
       entering: Held while a worker checks what it can reach.
       summary: The content of the last job's summary.json; empty before its end.
-      reporters: Each writes the report of this process for one run.
       parts: The work of this process, by the name in `PARTS`.
       failing: Services that fail and are tried again, `Pub/Sub`, `storage` or `archive`, with the error.
       died: Threads of the run that failed, with the error.
@@ -104,7 +103,6 @@ class ProcessState:
         self.entered: set[str] = set()
         self.entering = threading.Lock()
         self.summary: dict[str, Any] = {}
-        self.reporters: list[Callable[[], object]] = []
         self.parts = {name: Part() for name in PARTS}
         self.failing: dict[str, str] = {}
         self.died: dict[str, str] = {}
@@ -138,24 +136,15 @@ class ProcessState:
             with self.lock:
                 self.counted = [each for each in self.counted if each is not stats]
 
-    def copy_of(self, stats: JobStats) -> JobStats:
-        """A consistent copy of statistics that threads are adding to."""
-        with self.lock:
-            copy = stats.copy()
-            if time.monotonic() - self.message_at > _BACKLOG_SECONDS:
-                copy.backlog_age_ms = 0.0
-        return copy
-
-    def stats_of(self, stats: JobStats) -> JobStats:
+    def stats_of(self, counted: JobStats) -> JobStats:
         """A consistent copy of statistics that threads are adding to, with the facts of this process's model."""
-        return self.add_model(self.copy_of(stats))
-
-    def add_model(self, stats: JobStats) -> JobStats:
-        """The same statistics with the facts of this process's model."""
-        if self.model:
-            stats.take_model(self.model.model_stats())
+        model = self.model.model_stats() if self.model else JobStats()
         with self.lock:
+            stats = counted.copy()
             stats.model_events = self.model_events.copy()
+            if time.monotonic() - self.message_at > _BACKLOG_SECONDS:
+                stats.backlog_age_ms = 0.0
+        stats.take_model(model)
         return stats
 
 

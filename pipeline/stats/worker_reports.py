@@ -59,7 +59,7 @@ class WorkerContext:
                 return
             self._check()
             if self.run.is_open():
-                StatsReporter(self.run, functools.partial(PROCESS.copy_of, PROCESS.begin_counting())).start()
+                StatsReporter(self.run, functools.partial(PROCESS.stats_of, PROCESS.begin_counting())).start()
             if self.watch:
                 self.watch()
             PROCESS.entered.add(self.run.folder)
@@ -93,42 +93,30 @@ class StatsReporter:
     def __init__(self, run: Run, stats: Callable[[], JobStats], every_s: float = REPORT_SECONDS):
         self._run = run
         self._path = f"{run.folder}/{_REPORTS}/{uuid.uuid4().hex}"
-        self._stats = stats
-        self._every_s = every_s
+        self._stats, self._every_s = stats, every_s
         self._written, self._written_at = b"", 0.0
-        self._lock = threading.Lock()
 
     def start(self) -> None:
         """Writes a report now, and then every few seconds."""
         self.flush()
-        PROCESS.reporters.append(self.flush)
-        threading.Thread(target=self._report_on, args=(PROCESS.reporters,), name="worker report", daemon=True).start()
+        threading.Thread(target=self._report_on, name="worker report", daemon=True).start()
 
     def flush(self) -> bool:
         """Writes the report if it has changed; returns False if the run is over."""
-        with self._lock:
-            content = pack(PROCESS.add_model(self._stats()))
-            if not self._run.is_open():
-                return False
-            if content != self._written or time.monotonic() - self._written_at > _TOUCH_SECONDS:
-                write_file(self._path, content, self._run.folder)
-                self._written, self._written_at = content, time.monotonic()
-            return True
+        content = pack(self._stats())
+        if not self._run.is_open():
+            return False
+        if content != self._written or time.monotonic() - self._written_at > _TOUCH_SECONDS:
+            write_file(self._path, content, self._run.folder)
+            self._written, self._written_at = content, time.monotonic()
+        return True
 
-    def _report_on(self, reporters: list[Callable[[], object]]) -> None:
+    def _report_on(self) -> None:
         is_open = True
         while is_open:
             time.sleep(self._every_s)
             with contextlib.suppress(Exception):  # storage may fail for a while
                 is_open = self.flush()
-        reporters.remove(self.flush)
-
-
-def report_all() -> None:
-    """Writes the last reports of this process, which ends."""
-    for flush in PROCESS.reporters:
-        with contextlib.suppress(Exception):
-            flush()
 
 
 class WorkerReports:

@@ -16,7 +16,7 @@ from pipeline.detect.detector import Detector
 from pipeline.detect.engine import ModelFailed, OutOfMemory
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.records import EncodedImage, ImageRef, identity_hash
-from pipeline.report.annotate import can_be_drawn
+from pipeline.report.annotate import annotate
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.progress import line
 from tests.detect.versioned_models import HW, TOY, look, opened_detectors, version_of, write_version
@@ -152,7 +152,7 @@ def test_the_images_that_differ_most_are_kept_for_the_report():
         (1 + n, f"{n}.png", f"{n}.png") for n in (9, 7, 5, 3)
     ]
     assert [(title, len(image.detections)) for title, image in shown.pictures()[:2]] == [("version 7", 1), ("canary 8", 9)]
-    assert all(can_be_drawn(image) and not image.ref.signed_uri for _, image in shown.pictures())
+    assert all(annotate(image) and not image.ref.signed_uri for _, image in shown.pictures())
 
 
 @pytest.mark.parametrize(

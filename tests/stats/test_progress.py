@@ -45,7 +45,7 @@ class Terminal(io.StringIO):
 @contextlib.contextmanager
 def displayed():
     """Shows what is counted in the block."""
-    with PROCESS.counting() as stats, progress.progress_shown(functools.partial(PROCESS.copy_of, stats)):
+    with PROCESS.counting() as stats, progress.progress_shown(functools.partial(PROCESS.stats_of, stats)):
         yield
 
 

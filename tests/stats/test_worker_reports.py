@@ -1,5 +1,6 @@
 """What workers tell their launcher: each of them the latest that it has counted, and nothing once the run is over."""
 
+import contextlib
 import dataclasses
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import ProcessState
 from pipeline.stats.worker_reports import StatsReporter, WorkerContext, WorkerReports
 from tests.conftest import REPO
+from tests.processes import running, wait_until
 
 WORKER = """
 import sys, time
@@ -28,8 +30,7 @@ at = WorkerContext(Run(sys.argv[1], "0a1b"), lambda: None, time.time())
 at.check_worker()
 metrics.count_read(int(sys.argv[2]))
 at.check_worker()
-from pipeline.stats.worker_reports import report_all
-report_all()
+sys.stdin.read()
 """
 
 
@@ -51,11 +52,12 @@ def staging(tmp_path, process):
 
 @pytest.mark.slow
 def test_the_launcher_sums_up_what_each_process_has_counted_in_this_job(staging):
-    seen = WorkerReports(staging)
-    assert seen.now() == JobStats()
-    for images in (3, 4):
-        subprocess.run([sys.executable, "-c", WORKER, staging.output, str(images)], cwd=REPO, check=True)
-    assert WorkerReports(staging).now() == JobStats(read=7)
+    assert WorkerReports(staging).now() == JobStats()
+    with contextlib.ExitStack() as workers:
+        for images in ("3", "4"):
+            command = [sys.executable, "-c", WORKER, staging.output, images]
+            workers.enter_context(running(command, cwd=REPO, stdin=subprocess.PIPE))
+        wait_until(lambda: WorkerReports(staging).now() == JobStats(read=7))
 
 
 def test_what_was_seen_a_moment_ago_is_not_looked_up_again(staging):
@@ -91,7 +93,7 @@ def report(staging, process, images=None):
     """Writes the report of a worker whose canary has received so many images; of one that has no model yet."""
     process.model = Model(images) if images else None
     process.model_events = Counter(swaps=1)
-    StatsReporter(staging, JobStats).flush()
+    StatsReporter(staging, lambda: process.stats_of(JobStats())).flush()
 
 
 def test_the_launcher_adds_up_what_workers_say_of_the_model_and_of_what_they_wait_for(staging, process):

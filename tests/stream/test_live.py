@@ -40,7 +40,7 @@ def minute():
 
 def test_a_line_shows_rate_batch_fill_latency_and_failures_since_the_last_one(minute, monkeypatch):
     monkeypatch.setattr(PROCESS, "waiting_for", "")
-    stats = PROCESS.copy_of(minute)
+    stats = PROCESS.stats_of(minute)
     shown = line(stats, JobStats(), seconds=10.0)
     assert shown.startswith("100 of 100 images, 10.0 images/s, batches of 8.0, event-to-publish p50 ")
     times = re.search(r"event-to-publish p50 (\d+) ms p99 (\d+) ms, in-hand-to-result p50 (\d+) ms p99 (\d+) ms", shown)
@@ -64,9 +64,9 @@ def test_the_summary_has_both_latencies_under_their_own_names(minute):
 
 
 def test_the_age_of_the_backlog_is_that_of_the_last_message_and_none_after_a_while(minute, monkeypatch):
-    assert PROCESS.copy_of(minute).backlog_age_ms > 1e9
+    assert PROCESS.stats_of(minute).backlog_age_ms > 1e9
     monkeypatch.setattr(process, "_BACKLOG_SECONDS", 0.0)
-    assert PROCESS.copy_of(minute).backlog_age_ms == 0
+    assert PROCESS.stats_of(minute).backlog_age_ms == 0
 
 
 def test_the_launcher_of_workers_elsewhere_shows_what_they_report(minute, tmp_path):
@@ -78,6 +78,6 @@ def test_the_launcher_of_workers_elsewhere_shows_what_they_report(minute, tmp_pa
         reports = WorkerReports(run, streaming=True, every_s=0.0)
         metrics.count_read()
         for _ in range(2):
-            StatsReporter(run, lambda: PROCESS.copy_of(minute)).flush()
+            StatsReporter(run, lambda: PROCESS.stats_of(minute)).flush()
         stats = reports.now()
     assert (stats.read, stats.detected, stats.failed, stats.skipped) == (204, 196, 4, 4)
