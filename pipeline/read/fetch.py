@@ -70,17 +70,6 @@ def fetch(
             raise ImageError("read", "too_large_file", f"{message} (max_file_mb sets the limit)", err.generation) from err
 
 
-def look_up(ref: ImageRef, retry_seconds: float = RETRY_SECONDS) -> str:
-    """The current generation, as `fetch` returns it; one request on Cloud Storage, and no bytes.
-
-    Raises:
-      ImageError: It cannot be looked up.
-    """
-    with storage_failures(ref.location):
-        found = retried(store_of(ref.location).look_up, retry_seconds)(ref.location, ref.generation)
-        return found.generation or ref.generation
-
-
 @contextlib.contextmanager
 def open_file(uri: str, retry_seconds: float = RETRY_SECONDS, generation: str = "") -> Iterator[BinaryIO]:
     """Opens a file, or an object of this generation, for reading, without decompression.

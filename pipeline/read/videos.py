@@ -20,8 +20,10 @@ import numpy as np
 
 from models.image_uris import video_frame
 from pipeline.failures import ImageError
-from pipeline.read.fetch import RETRY_SECONDS, look_up, open_file
+from pipeline.read.fetch import RETRY_SECONDS, open_file, storage_failures
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
+from pipeline.storage.store import retried
+from pipeline.storage.stores import store_of
 
 _DEMUXERS = "mov,matroska,avi"  # others, such as those of playlists, open what a file names, on disks and networks
 _KINDS = "MP4, QuickTime, Matroska, WebM or AVI"
@@ -48,7 +50,8 @@ def images_of_video(
     path, wanted_ms = video_frame(video.uri) or (video.uri, None)
     generation = ""
     try:
-        generation = look_up(ImageRef(path), retry_seconds)
+        with storage_failures(path):
+            generation = retried(store_of(path).look_up, retry_seconds)(path).generation
         with open_file(path, retry_seconds, generation) as file, _opened(file, path, max_megapixels * 1e6) as container:
             asked = time.monotonic()
             for ms, frame in _selected(container, path, fps, wanted_ms):

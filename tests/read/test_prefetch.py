@@ -119,15 +119,6 @@ def test_a_thread_that_reads_several_files_keeps_none_that_is_done(ahead):
     assert most < 4_000_000
 
 
-def test_a_failure_reaches_whoever_takes_the_result(ahead):
-    def fail(read):
-        raise OSError(f"no {read.ref.uri}")
-
-    (read,) = ahead(fail).begin(refs_of([1]))
-    with pytest.raises(OSError, match=r"no 0\.jpg"):
-        read.result.result()
-
-
 def test_abandoned_reads_leave_no_thread_waiting_and_no_bytes_held(ahead):
     """A bundle that fails is not finished; its reads must not hold the pool, or the process would never end."""
     held = Held()

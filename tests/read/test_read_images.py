@@ -6,9 +6,7 @@ import apache_beam as beam
 import pytest
 
 from pipeline.config import ReadConfig
-from pipeline.read.read_ahead import ReadAhead
-from pipeline.read.read_images import ReadImages, _DropDoubles
-from pipeline.records import EncodedImage, ImageRef
+from pipeline.read.read_images import ReadImages
 from pipeline.stats.job_stats import merge_stats
 from tests.memory import less_memory_than
 from tests.read.running import run
@@ -49,26 +47,6 @@ def test_every_listed_image_is_read_or_dead_or_skipped(tree):
     counted = merge_stats(got["counted"], 0)
     assert (counted.read, counted.skipped) == (8, 2)
     assert counted.read == len(got["images"]) + len(got["dead"]) + counted.skipped
-
-
-def test_names_leave_the_step_that_finds_doubles_in_groups_of_a_bounded_size():
-    """Of a billion images it has 244,141 at once; what one worker reads of them is what it can do in a second."""
-    names = [f"{number}.jpg".encode() for number in range(1000)]
-    doubles = _DropDoubles(None)
-    doubles.setup()
-    doubles.start_bundle()
-    listed = [("", 10, "", name) for name in [*names, *names, b"many.tfrecord-00000-of-00001"]]
-    groups = list(doubles.process((7, listed)))
-    doubles.teardown()
-    assert max(map(len, groups)) <= 64
-    assert sorted(name for group in groups for *_, name in group) == sorted([*names, b"many.tfrecord-00000-of-00001"])
-    assert [group for group in groups if len(group) > 1 and any(b"tfrecord" in name for *_, name in group)] == []
-
-
-def test_what_has_its_bytes_already_passes_unread():
-    given = EncodedImage(ImageRef("inline"), b"bytes")
-    read_ahead = ReadAhead(ReadConfig())
-    assert list(read_ahead.process(given)) == [given]
 
 
 @pytest.mark.slow

@@ -230,19 +230,12 @@ def read_all(read_ahead, refs):
     return [getattr(found.value, "value", found.value) for found in done]
 
 
-def test_a_store_that_stays_away_ends_the_job(dead_storage):
-    """The images behind it are no dead letters: nothing is wrong with them, and the same command works once the store is back."""
-    refs = [ImageRef(f"gs://b/{n}.jpg") for n in range(20)]
-    with pytest.raises(StorageAwayError, match=r"^storage is away, .*: gs://b/\d+.jpg cannot be read now"):
-        read_all(ReadAhead(ReadConfig(read_threads=2), retry_seconds=0.0, give_up_seconds=0.0), refs)
-
-
 def test_a_job_whose_store_is_away_has_exit_code_1_and_one_line(dead_storage):
-    """Whatever a runner makes of the exception."""
-    with pytest.raises(StorageAwayError, match=r"^storage is away, .*$") as caught:
+    """The images behind it are no dead letters: nothing is wrong with them, and the same command works once the store is back."""
+    with pytest.raises(StorageAwayError, match=r"^storage is away, .*: gs://b/\d+.jpg cannot be read now") as caught:
         try:
             with beam.Pipeline(runner=FnApiRunner()) as pipeline:
-                refs = pipeline | beam.Create([ImageRef("gs://b/a.jpg")], reshuffle=False)
+                refs = pipeline | beam.Create([ImageRef(f"gs://b/{n}.jpg") for n in range(20)], reshuffle=False)
                 _ = refs | beam.ParDo(ReadAhead(ReadConfig(), retry_seconds=0.0, give_up_seconds=0.0)).with_outputs("dead")
         except Exception as err:  # noqa: BLE001  runners raise what they like
             failed(err)

@@ -12,10 +12,11 @@ import pytest
 from pipeline import run
 from pipeline.errors import InputError
 from pipeline.failures import ImageError
-from pipeline.read.fetch import fetch, look_up
+from pipeline.read.fetch import fetch
 from pipeline.read.list_images import check_inputs, list_images
 from pipeline.records import ImageRef
 from pipeline.storage import web
+from pipeline.storage.stores import generation_of
 from tests.conftest import write_bright_image
 from tests.launch.jobs import rows_of
 from tests.processes import wait_until
@@ -156,7 +157,7 @@ def refusal(uri):
 def test_content_comes_whole_with_the_generation_that_a_look_says(server, path, generation):
     ref = ImageRef(server + path)
     assert fetch(ref, LIMIT, retry_seconds=30) == (CONTENT, generation)
-    assert look_up(ref) == generation
+    assert generation_of(ref.uri) == generation
 
 
 @pytest.mark.parametrize(
