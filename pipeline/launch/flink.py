@@ -156,14 +156,13 @@ class FlinkJob:
           RuntimeError: It failed or was cancelled, Flink is out of reach or has lost it, or makes no savepoint.
           RunnerError: Flink has no such job.
         """
-        self._find()
         state, request = "", ""
         started = heard = time.monotonic()
         while state not in _ENDED or request:
             time.sleep(_LOOK_SECONDS)
             try:
-                state = self._state()
-                if self._stop.is_set() and state not in _ENDED and not request:
+                state = self._state() if self._found() else self._missing(time.monotonic() - started)
+                if state and self._stop.is_set() and state not in _ENDED and not request:
                     request = str(self._ask("/stop", {"drain": False}, "POST")["request-id"])
                 if request and self._has_savepoint(request):
                     return
@@ -200,15 +199,13 @@ class FlinkJob:
         self._job = self._job or next(iter(self._jobs() - self._before), "")
         return self._job != ""
 
-    def _find(self) -> None:
-        """Waits until Flink has the job."""
-        end = time.monotonic() + _MISSING_SECONDS
-        while not self._found():
-            if self.submitted and self.submitted.state == "FAILED":
-                self.submitted.wait_until_finish()  # raises, with the reason
-            if time.monotonic() > end:
-                raise RunnerError(f"Flink has no job {self._name} within {_MISSING_SECONDS:g} s after it was submitted")
-            time.sleep(_LOOK_SECONDS)
+    def _missing(self, seconds: float) -> str:
+        """The state of a job that Flink does not have yet, so long after it was submitted."""
+        if self.submitted and self.submitted.state == "FAILED":
+            self.submitted.wait_until_finish()  # raises, with the reason
+        if seconds > _MISSING_SECONDS:
+            raise RunnerError(f"Flink has no job {self._name} within {_MISSING_SECONDS:g} s after it was submitted")
+        return ""
 
     def _state(self) -> str:
         try:

@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import write_bright_image
 from tests.flink.cluster import TASKMANAGER_NAMES, FlinkCluster, job_flags
 from tests.shard_rows import rows_in
-from tests.streaming_job import CuttableProxy, StreamingJob, VersionedFile
+from tests.streaming_job import CuttableProxy, StreamingJob
 
 CONFIG = "configs/streaming_pubsub_flink.yaml"
 RATE = 100.0  # messages a second
@@ -27,7 +27,6 @@ BUNDLE_MS = 100
 ANSWER_SECONDS = 0.4
 RECOVERY_SECONDS = 150.0
 AWAY_SECONDS = 60.0
-OUTAGES = 3
 _PUBLISH_SECONDS = 0.1
 
 pytestmark = pytest.mark.timeout(600)  # with the cluster and the job that the first of them starts
@@ -71,10 +70,6 @@ class Stream:
             over.set()
             for thread in threads:
                 thread.join()
-
-    def ask(self, uri: str) -> None:
-        """Publishes a message for an image."""
-        self._ask([uri])
 
     def take(self, seconds: float) -> None:
         """Takes answers until there is one for each image that was asked for, or the time is over."""
@@ -185,40 +180,3 @@ def test_nothing_is_lost_where_pubsub_is_out_of_reach_for_a_while(stream, pubsub
     assert stream.lost() == set()
     print(f"Pub/Sub away for {AWAY_SECONDS:g} s: {stream.repeats() - repeated_before} repeated")
     assert eventually(lambda: archived(stream.job) == stream.asked, 60)
-
-
-def test_a_failed_image_is_tried_again_when_it_is_asked_for_again(stream):
-    """A repeated request for an image with a result is dropped."""
-    job, uri = stream.job, stream.image("broken")
-    image = VersionedFile(Path(uri))
-    image.break_()
-
-    def fails() -> bool:
-        stream.ask(uri)
-        return len(job.take(job.dead_letters, 1, timeout_s=RECOVERY_SECONDS)) == 1
-
-    assert fails() and fails()
-    image.mend()
-    stream.ask(uri)
-    assert stream.lost() == set()
-    stream.ask(uri)
-    stream.ask(stream.image("after the repeat"))
-    assert stream.lost() == set()
-    assert stream.answers[uri] == 1
-
-
-@pytest.mark.timeout(1200)
-def test_a_stream_goes_on_however_often_all_machines_were_away(stream, flink):
-    """It restarts for as long as they are away, whatever the cluster's configuration says: no attempt is the last one."""
-    for outage in range(OUTAGES):
-        flink.kill(*TASKMANAGER_NAMES)
-        stream.publish([stream.image(f"outage-{outage}-{number}") for number in range(10)], RATE)
-        time.sleep(AWAY_SECONDS)
-        flink.start_taskmanagers()
-        assert stream.lost() == set(), stream.job.output()
-    assert "maxNumberRestartAttempts=2147483647" in flink.log("jobmanager")
-    (job,) = flink.jobs()
-    assert flink.ask(f"/jobs/{job}/checkpoints/config")["externalization"] == {
-        "enabled": True,
-        "delete_on_cancellation": False,
-    }
