@@ -1,4 +1,7 @@
-"""Parses the days of a job, and fills them into the patterns of its inputs. Callers pass today's date."""
+"""Parses the days of a job, and fills them into the patterns of its inputs.
+
+Callers pass today's date. The text of a `ValueError` is what was expected.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,13 @@ _FIRST, _LAST = datetime.date(1970, 1, 1), datetime.date(2999, 12, 31)
 _MOST_DAYS = 3660  # ten years; each day is listed separately
 
 
-class DatesError(ValueError):
-    """A text names no days, or no place for a day; the message is what was expected."""
-
-
 def resolve_dates(text: str, today: datetime.date) -> str:
     """The days of a text as `first..last`, or as one day.
 
     "last 7 days" ends yesterday, since today is not over.
 
     Raises:
-      DatesError: The text names no days.
+      ValueError: The text names no days.
 
     >>> today = datetime.date(2026, 11, 21)
     >>> resolve_dates("last 7 days", today)
@@ -38,7 +37,7 @@ def resolve_dates(text: str, today: datetime.date) -> str:
     """
     found = _DAYS.fullmatch(text.strip())
     if not found:
-        raise DatesError(_EXPECTED)
+        raise ValueError(_EXPECTED)
     first, last, count = found.groups()
     yesterday = today - datetime.timedelta(days=1)
     if count:
@@ -47,7 +46,7 @@ def resolve_dates(text: str, today: datetime.date) -> str:
         start = _day(first, today)
         end = _day(last, today) if last else start
     if not _FIRST <= start <= end <= _LAST or (end - start).days >= _MOST_DAYS:
-        raise DatesError(f"1 to {_MOST_DAYS} days between {_FIRST} and {_LAST}, the first one first")
+        raise ValueError(f"1 to {_MOST_DAYS} days between {_FIRST} and {_LAST}, the first one first")
     return str(start) if start == end else f"{start}..{end}"
 
 
@@ -71,7 +70,7 @@ def days_flag(flag: str, text: str) -> tuple[float, float]:
     now = datetime.datetime.now(datetime.timezone.utc)
     try:
         days = days_of(resolve_dates(text, now.date()))
-    except DatesError as err:
+    except ValueError as err:
         raise ConfigError(f"{flag}: expected {err}, got {text}") from err
     midnights = (days[0], days[-1] + datetime.timedelta(days=1))
     first, end = (datetime.datetime.combine(day, datetime.time(), now.tzinfo).timestamp() for day in midnights)
@@ -82,7 +81,7 @@ def check_places(pattern: str) -> str:
     """Returns a pattern whose places for a day are valid.
 
     Raises:
-      DatesError: A place has a wrong format, or one finer than days.
+      ValueError: A place has a wrong format, or one finer than days.
     """
     start = datetime.datetime(2026, 11, 20, 0, tzinfo=datetime.timezone.utc)
     end = start + datetime.timedelta(days=1) - datetime.timedelta.resolution
@@ -90,11 +89,11 @@ def check_places(pattern: str) -> str:
         try:
             first, last = (moment.strftime(text.replace("%%", "")) for moment in (start, end))
         except ValueError as err:
-            raise DatesError(_EXPECTED_PLACE) from err
+            raise ValueError(_EXPECTED_PLACE) from err
         if "%" in first:  # strftime keeps unknown directives
-            raise DatesError(_EXPECTED_PLACE)
+            raise ValueError(_EXPECTED_PLACE)
         if first != last:
-            raise DatesError("no directive finer than days in {date:…} (%m is the month, %M the minute; * matches any)")
+            raise ValueError("no directive finer than days in {date:…} (%m is the month, %M the minute; * matches any)")
     return pattern
 
 
@@ -102,14 +101,14 @@ def check_use(patterns: Sequence[str], days: str) -> None:
     """Checks that each pattern has a place for days if there are days, and none has one otherwise.
 
     Raises:
-      DatesError: A pattern lacks a place, or has one without days.
+      ValueError: A pattern lacks a place, or has one without days.
     """
     for pattern in patterns:
         has_place = _PLACE.search(pattern) is not None
         if days and not has_place:
-            raise DatesError(f"none, or {{date:%Y/%m/%d}} in input {pattern}")
+            raise ValueError(f"none, or {{date:%Y/%m/%d}} in input {pattern}")
         if not days and has_place:
-            raise DatesError(f"{_EXPECTED}, since input {pattern} has a place for them")
+            raise ValueError(f"{_EXPECTED}, since input {pattern} has a place for them")
 
 
 def dated(pattern: str, days: Sequence[datetime.date]) -> tuple[str, ...]:
@@ -131,4 +130,4 @@ def _day(text: str, today: datetime.date) -> datetime.date:
     try:
         return datetime.date.fromisoformat(text)
     except ValueError as err:
-        raise DatesError(f"{_EXPECTED}; {err}") from err
+        raise ValueError(f"{_EXPECTED}; {err}") from err

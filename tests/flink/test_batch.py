@@ -22,35 +22,22 @@ def test_a_batch_job_that_loses_a_machine_gives_the_rows_of_a_run_on_one(flink: 
     (tmp_path / "in").mkdir()
     for number in range(IMAGES):
         os.link(SCENES[number % len(SCENES)], tmp_path / "in" / f"{number:04d}.jpg")
-    began = time.monotonic()
     code, _, err = run_job("--input", tmp_path / "in", "--output", tmp_path / "here")
     seconds = json.loads((tmp_path / "here" / "summary.json").read_text())["wall_seconds"]
     assert code == 0, err
-    print(f"on one machine {time.monotonic() - began:.0f} s, {seconds:.0f} s of them at work")
-
     command = [sys.executable, "-m", "pipeline.run", "--config", "configs/batch_gcs_flink.yaml", *job_flags(flink)]
-    command += [
-        "--model=digits",
-        "--parallelism=4",
-        "--shard-seconds=1",
-        "--input",
-        str(tmp_path / "in"),
-        "--output",
-        str(tmp_path / "there"),
-    ]
+    command += ["--model=digits", "--parallelism=4", "--shard-seconds=1", f"--input={tmp_path}/in", f"--output={tmp_path}/there"]
     began = time.monotonic()
     with (tmp_path / "said").open("wb") as said, running(command, cwd=REPO, stdout=said, stderr=said) as job:
         while not list((tmp_path / "there").glob(".staging-*/*.parquet")):
             assert job.poll() is None and time.monotonic() < began + START_SECONDS
             time.sleep(0.05)
-        print(f"on Flink the first row after {time.monotonic() - began:.0f} s")
         time.sleep(seconds / 3)
         reports = [path.read_bytes() for path in (tmp_path / "there").glob(".staging-*/figures/*[!w]")]  # not `.new`
         flink.kill("taskmanager0")
         assert job.poll() is None and not (tmp_path / "there" / "detections").exists()
         flink.start_taskmanager(0)
         assert job.wait(timeout=200) == 0
-    print(f"on Flink {time.monotonic() - began:.0f} s with a machine lost")
     assert rows_of(tmp_path / "there") == rows_of(tmp_path / "here")
     assert len(rows_of(tmp_path / "there")) == IMAGES
     assert not list((tmp_path / "there").glob(".*"))
@@ -66,5 +53,4 @@ def check_figures(said: str, summary: dict) -> None:
     assert shown and 0 < shown[0] < IMAGES, said
     assert summary["images"] == {"read": IMAGES, "detected": IMAGES, "dead": 0, "skipped": 0}
     parts = {part: summary[f"{part}_seconds"] for part in ("startup", "submission", "wall")}
-    print(f"seconds told apart: {parts}")
     assert all(seconds > 0 for seconds in parts.values())

@@ -2,12 +2,10 @@
 
 import json
 
-import pyarrow as pa
 import pytest
 
-from pipeline.results.shards import parquet_bytes
 from tests.emulators import PubSubEmulator
-from tests.soak import FLAT, Soak, faults, growth, read_table
+from tests.soak import Soak, faults
 
 SCALE, RATE = 1200.0, 10.0  # an hour in three seconds, but for what waits for progress
 
@@ -35,18 +33,3 @@ def test_the_watch_sees_what_the_last_process_uses(soaked):
     used = figures["last_process"]
     assert used["samples"] > 3
     assert all(min(used[name]) > 0 for name in ("rss_mb", "threads", "fds"))
-
-
-def test_growth_is_a_fault():
-    steady = {name: [100.0, 100.0] for name in FLAT}
-    assert growth({"last_process": steady}) == []
-    for name in FLAT:
-        assert growth({"last_process": {**steady, name: [100.0, 111.0]}}) == [f"{name} grew from 100.0 to 111.0"]
-
-
-def test_a_lost_and_a_doubled_row_are_faults(soaked):
-    soak, figures = soaked
-    shard = max(soak.shards("detections"), key=lambda blob: blob.size)
-    rows = read_table(shard)
-    shard.upload_from_string(parquet_bytes(pa.concat_tables([rows.slice(1), rows.slice(1, 1)])))
-    assert faults({**figures, **soak.archived()}) == ["lost_images: 1", "doubled_rows: 1"]
