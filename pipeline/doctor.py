@@ -17,7 +17,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from importlib.metadata import Distribution, PackageNotFoundError
-from typing import NamedTuple
 
 from packaging.requirements import Requirement
 
@@ -46,27 +45,16 @@ print(", ".join(f"{d.device_type} {tf.config.experimental.get_device_details(d).
 """
 
 
-class Finding(NamedTuple):
-    """A line of the answer.
-
-    Attributes:
-      part: What was looked at.
-      found: What is there, and what to do.
-      broken: Whether the program cannot work so.
-    """
-
-    part: str
-    found: str
-    broken: bool = False
+Finding = tuple[str, str, bool]  # what was looked at; what is there, and what to do; whether the program cannot work so
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the findings; returns the exit code."""
     flags = make_parser().parse_args(argv)
     broken = []
-    for finding in findings(full=flags.full):
-        print(f"{finding.part:<15} {finding.found}", flush=True)
-        broken += [finding.part] if finding.broken else []
+    for part, found, is_broken in findings(full=flags.full):
+        print(f"{part:<15} {found}", flush=True)
+        broken += [part] if is_broken else []
     print(f"broken: {', '.join(broken)}" if broken else "OK: all required parts found")
     return 1 if broken else 0
 
@@ -91,13 +79,16 @@ def findings(*, full: bool = False) -> Iterator[Finding]:
     Args:
       full: Whether to import the libraries, in a process of its own, also where no GPU asks for it.
     """
-    yield Finding("Python", f"{sys.version.split()[0]}, {sys.executable}")
+    yield "Python", f"{sys.version.split()[0]}, {sys.executable}", False
     yield from packages()
     yield from _machine()
     yield _devices(full)
-    yield from (Finding(cloud, credentials(*where)) for cloud, where in _CREDENTIALS.items())
+    for cloud, (variable, file, command) in _CREDENTIALS.items():
+        found = variable if os.environ.get(variable) else file if os.path.isfile(os.path.expanduser(file)) else ""
+        lacking = f"no credentials found; on this cloud's machines none are needed, else {command}"
+        yield cloud, f"credentials in {found}" if found else lacking, False
     emulators = [f"{name}={os.environ[name]}" for name in _EMULATORS if os.environ.get(name)]
-    yield Finding("emulators", ", ".join(emulators) or f"none: {', '.join(_EMULATORS)} are not set")
+    yield "emulators", ", ".join(emulators) or f"none: {', '.join(_EMULATORS)} are not set", False
 
 
 def packages(project: Distribution | None = None) -> Iterator[Finding]:
@@ -109,16 +100,16 @@ def packages(project: Distribution | None = None) -> Iterator[Finding]:
     try:
         project = project or importlib.metadata.distribution(PROJECT)
     except PackageNotFoundError:
-        yield Finding("packages", "not checked: this copy is not installed; python -m pip install --editable .")
+        yield "packages", "not checked: this copy is not installed; python -m pip install --editable .", False
         return
     needed = _needed(project, "")
-    problems = _problems(needed)
+    problems = [problem for each in needed if (problem := _problem(each))]
     versions = [f"{each.name} {importlib.metadata.version(each.name)}" for each in needed if each.name in _SHOWN and not problems]
-    yield Finding("packages", "; ".join(problems) or ", ".join([f"all {len(needed)}", *versions]), bool(problems))
+    yield "packages", "; ".join(problems) or ", ".join([f"all {len(needed)}", *versions]), bool(problems)
     for extra in sorted({*(project.metadata.get_all("Provides-Extra") or ())} - {"dev"}):
-        lacking = _problems([each for each in _needed(project, extra) if each not in needed])
+        lacking = [problem for each in _needed(project, extra) if each not in needed and (problem := _problem(each))]
         how = f"optional: python -m pip install '{PROJECT}[{extra}]' ({'; '.join(lacking)})"
-        yield Finding(f"  [{extra}]", how if lacking else "installed")
+        yield f"  [{extra}]", how if lacking else "installed", False
 
 
 def _needed(project: Distribution, extra: str) -> list[Requirement]:
@@ -126,53 +117,41 @@ def _needed(project: Distribution, extra: str) -> list[Requirement]:
     return [each for each in every if each.marker is None or each.marker.evaluate({"extra": extra})]
 
 
-def _problems(needed: Sequence[Requirement]) -> list[str]:
-    """A text for each package that is absent or of another version."""
-    problems = []
-    for each in needed:
-        try:
-            version = importlib.metadata.version(each.name)
-        except PackageNotFoundError:
-            problems.append(f"{each.name} is not installed")
-        else:
-            if not each.specifier.contains(version, prereleases=True):
-                problems.append(f"{each.name} is {version}, expected {each.specifier}")
-    return problems
+def _problem(needed: Requirement) -> str:
+    """What is wrong with a package that is absent or of another version; empty if nothing is."""
+    try:
+        version = importlib.metadata.version(needed.name)
+    except PackageNotFoundError:
+        return f"{needed.name} is not installed"
+    fits = needed.specifier.contains(version, prereleases=True)
+    return "" if fits else f"{needed.name} is {version}, expected {needed.specifier}"
 
 
 def _machine() -> Iterator[Finding]:
     cpus = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8") if sys.platform == "linux" else ""
     fast = "; --precision bfloat16 is fast here" if re.search(r"\b(avx512|amx)_bf16\b", cpus) else ""
-    yield Finding("CPUs", f"{available_cpus()} usable of {os.cpu_count()}{fast}")
+    yield "CPUs", f"{available_cpus()} usable of {os.cpu_count()}{fast}", False
     total, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), memory_limit_bytes()
-    yield Finding("memory", f"{total / 1e9:.1f} GB; limit of the container: {f'{limit / 1e9:.1f} GB' if limit else 'none'}")
+    yield "memory", f"{total / 1e9:.1f} GB; limit of the container: {f'{limit / 1e9:.1f} GB' if limit else 'none'}", False
     try:
         folder = tempfile.gettempdir()
-        yield Finding("temporary", f"{folder}, {shutil.disk_usage(folder).free / 1e9:.1f} GB free")
+        yield "temporary", f"{folder}, {shutil.disk_usage(folder).free / 1e9:.1f} GB free", False
     except OSError as err:
-        yield Finding("temporary", f"{err.strerror}; set TMPDIR to a folder that can be written", broken=True)
+        yield "temporary", f"{err.strerror}; set TMPDIR to a folder that can be written", True
 
 
 def _devices(full: bool) -> Finding:
     """TensorFlow's devices; it is imported only where there is a GPU, or on request."""
     gpus = glob.glob(NVIDIA_DEVICES)
     if not (gpus or full):
-        return Finding("devices", "CPU; no NVIDIA GPU here, so TensorFlow was not imported (--full imports it)")
+        return "devices", "CPU; no NVIDIA GPU here, so TensorFlow was not imported (--full imports it)", False
     print("importing TensorFlow and Beam to list the devices …", file=sys.stderr, flush=True)
     done = subprocess.run([sys.executable, "-c", _IMPORTS], capture_output=True, text=True, check=False)  # noqa: S603  own code
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [""])[-1]
-        return Finding("devices", f"the libraries cannot be imported (exit code {done.returncode}): {last}", broken=True)
+        return "devices", f"the libraries cannot be imported (exit code {done.returncode}): {last}", True
     unused = "; TensorFlow uses no GPU: install tensorflow[and-cuda]" if gpus and "GPU" not in done.stdout else ""
-    return Finding("devices", done.stdout.strip() + unused)
-
-
-def credentials(variable: str, file: str, command: str) -> str:
-    """Where a cloud's libraries would find credentials, without asking the network and without showing them."""
-    found = variable if os.environ.get(variable) else file if os.path.isfile(os.path.expanduser(file)) else ""
-    return (
-        f"credentials in {found}" if found else f"no credentials found; on this cloud's machines none are needed, else {command}"
-    )
+    return "devices", done.stdout.strip() + unused, False
 
 
 if __name__ == "__main__":

@@ -25,11 +25,6 @@ the file in `--description` instead. A flag wins over a key. Lists take commas o
 This page is written by `python -m tests.write_docs` from `pipeline/config/sections.py`.
 """
 _WRITTEN = r"(?<=<!-- {0}: written by `python -m tests.write_docs` -->\n).*?(?=<!-- end of {0} -->)"
-_REASONS = re.compile(_WRITTEN.format("reasons"), re.DOTALL)
-_COMMANDS = re.compile(_WRITTEN.format("commands"), re.DOTALL)
-_METRICS = re.compile(_WRITTEN.format("metrics"), re.DOTALL)
-_CODES = re.compile(_WRITTEN.format("codes"), re.DOTALL)
-_COLUMNS = re.compile(_WRITTEN.format("columns"), re.DOTALL)
 _EXIT_CODES = re.compile(r"Exit code (0: .*?)\.?$")
 _MEANINGS = {
     "key": "hash of the image's URI and generation, and of the model, its version and the settings",
@@ -62,54 +57,62 @@ def settings_page() -> str:
     return "\n".join([_HEAD, *(_section(name, of_section) for name, of_section in sections.items())])
 
 
-def with_reasons(page: str) -> str:
-    """docs/results.md with the table of all reasons of dead letters."""
+def reasons() -> str:
+    """The table of all reasons of dead letters."""
     rows = [
         f"| {stage} | `{reason}` | {'transient' if reason in MAY_PASS else 'permanent'} | {why} |"
-        for stage, reasons in REASONS.items()
-        for reason, why in reasons.items()
+        for stage, of_stage in REASONS.items()
+        for reason, why in of_stage.items()
     ]
-    table = "\n".join(["| stage | reason | failure | why |", "|---|---|---|---|", *rows])
-    return _REASONS.sub(lambda _: table + "\n", page)
+    return _table(["stage", "reason", "failure", "why"], rows)
 
 
-def with_commands(page: str) -> str:
-    """docs/operations.md with the table of all verbs of the command."""
+def commands() -> str:
+    """The table of all verbs of the command."""
     modules = {name: " ".join([verb.module.removesuffix(".__main__"), *verb.flags]) for name, verb in VERBS.items()}
     rows = [f"| `detect-objects {name}` | `python -m {modules[name]}` | {verb.purpose} |" for name, verb in VERBS.items()]
-    table = "\n".join(["| command | also | what for |", "|---|---|---|", *rows])
-    return _COMMANDS.sub(lambda _: table + "\n", page)
+    return _table(["command", "also", "what for"], rows)
 
 
-def with_exit_codes(page: str) -> str:
-    """docs/operations.md with the exit codes of all verbs, as the docstrings of their modules have them."""
+def exit_codes() -> str:
+    """The table of the exit codes of all verbs, as the docstrings of their modules have them."""
     rows = []
     for name, verb in VERBS.items():
         text = " ".join((importlib.import_module(verb.module).__doc__ or "").split())
         rows.append(f"| `detect-objects {name}` | {_EXIT_CODES.findall(text)[0]} |")
-    return _CODES.sub(lambda _: "\n".join(["| command | exit codes |", "|---|---|", *rows]) + "\n", page)
+    return _table(["command", "exit codes"], rows)
 
 
-def with_columns(page: str) -> str:
-    """docs/results.md with the columns of both kinds of shards."""
-    names = dict.fromkeys([*SCHEMAS[DETECTIONS].names, *SCHEMAS[DEAD_LETTERS].names])
+def columns() -> str:
+    """The table of the columns of both kinds of shards."""
     rows = []
-    for name in names:
+    for name in dict.fromkeys([*SCHEMAS[DETECTIONS].names, *SCHEMAS[DEAD_LETTERS].names]):
         kinds = [kind for kind in (DETECTIONS, DEAD_LETTERS) if name in SCHEMAS[kind].names]
         of_kind = "both" if len(kinds) > 1 else kinds[0].replace("_", " ")
         written = str(SCHEMAS[kinds[0]].field(name).type).replace("element: ", "").replace("item: ", "").replace("<", "&lt;")
         rows.append(f"| `{name}` | {of_kind} | {written} | {_MEANINGS[name]} |")
-    return _COLUMNS.sub(lambda _: "\n".join(["| column | rows | type | content |", "|---|---|---|---|", *rows]) + "\n", page)
+    return _table(["column", "rows", "type", "content"], rows)
 
 
-def with_metrics(page: str) -> str:
-    """docs/operations.md with the table of all metrics."""
+def metrics() -> str:
+    """The table of all metrics."""
     rows = [
         f"| `{each.name}` | {each.kind} | {each.unit} | {', '.join(f'`{label}`' for label in each.labels)} | {_cell(each.help)} |"
         for each in METRICS
     ]
-    table = "\n".join(["| metric | type | unit | labels | meaning |", "|---|---|---|---|---|", *rows])
-    return _METRICS.sub(lambda _: f"{table}\n\nAlso {PROCESS_METRICS}.\n", page)
+    return f"{_table(['metric', 'type', 'unit', 'labels', 'meaning'], rows)}\nAlso {PROCESS_METRICS}.\n"
+
+
+def _table(headings: list[str], rows: list[str]) -> str:
+    return "\n".join([f"| {' | '.join(headings)} |", "|---" * len(headings) + "|", *rows, ""])
+
+
+def _with(path: str, **tables: str) -> str:
+    """A page with these tables, each between its marks."""
+    page = (REPO / path).read_text(encoding="utf-8")
+    for name, table in tables.items():
+        page = re.sub(_WRITTEN.format(name), lambda _, table=table: table, page, flags=re.DOTALL)
+    return page
 
 
 def _section(name: str, of_section: list[Setting]) -> str:
@@ -147,12 +150,10 @@ def _cell(text: str) -> str:
 
 def pages() -> Mapping[str, str]:
     """The pages that are made of the code, by their path below the repository."""
-    results = (REPO / "docs/results.md").read_text(encoding="utf-8")
-    operations = (REPO / "docs/operations.md").read_text(encoding="utf-8")
     return {
         "docs/settings.md": settings_page(),
-        "docs/results.md": with_columns(with_reasons(results)),
-        "docs/operations.md": with_exit_codes(with_commands(with_metrics(operations))),
+        "docs/results.md": _with("docs/results.md", reasons=reasons(), columns=columns()),
+        "docs/operations.md": _with("docs/operations.md", metrics=metrics(), commands=commands(), codes=exit_codes()),
     }
 
 

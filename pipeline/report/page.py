@@ -77,7 +77,7 @@ def render_report(
         "reasons": _reasons(summary["dead_by_reason"], dead_letters),
         "samples": [_sample(*picture) for picture in samples],
         **_charts(summary, unit),
-        "canary": _canary(summary["canary"]) if "canary" in summary else None,
+        "canary": summary.get("canary"),
         "disagreements": [_sample(*picture) for picture in disagreements],
         "model_settings": list(_flatten(summary["model"])),
         "changed": changed,
@@ -112,7 +112,7 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"breakable": breakable, "duration": duration, "number": number, "setting": setting}
+    made.filters |= {"breakable": breakable, "duration": duration, "number": number, "setting": setting, "share": share}
     return made
 
 
@@ -227,22 +227,6 @@ def _reasons(dead_by_reason: Mapping[str, int], dead_letters: Sequence[DeadLette
             }
         )
     return reasons
-
-
-def _canary(canary: Mapping[str, Any]) -> dict[str, Any]:
-    """A canary and the version in use, as rows of (name, the canary's figure, the other's, what it means)."""
-    times = canary["mean_ms"], canary["stable_mean_ms"]
-    return {
-        **{key: canary.get(key, "") for key in ("version", "stable", "why_no_images")},
-        "rows": [
-            ("Images", number(canary["images"]), "", "that the canary received"),
-            ("Failed", share(canary["failure_rate"]), share(canary["stable_failure_rate"]), "of the images of each version"),
-            ("Mean time in the model", *(duration(ms and ms / 1000) for ms in times), "for an image"),
-            ("Same objects", share(canary["agreement"]), "", "of all objects of both versions, those that both find"),
-            ("Change of confidence", number(canary["score_shift"], 3), "", "mean, for an object that both find; from -1 to 1"),
-            ("Skipped", number(canary["skipped"]), "", "images of its share that came while it was behind"),
-        ],
-    }
 
 
 def _settings(config: Mapping[str, Any]) -> tuple[list[tuple[str, list[tuple[str, Any]]]], list[tuple[str, Any]]]:

@@ -76,13 +76,6 @@ def test_histograms_are_cumulative_and_sum_up():
     assert buckets == sorted(buckets) and buckets[-1] == shown["detection_latency_seconds_count",] == 2
 
 
-def test_the_version_is_that_of_the_last_result():
-    stats = JobStats()
-    for number, version in enumerate(("1", "2", "3")):
-        stats.add_detected([detected(version=version, finished_at=100.0 + number)], samples=0)
-    assert {key[2] for key in samples(stats) if key[0] == "detection_model_info"} == {"3"}
-
-
 def test_labels_from_elsewhere_make_no_series():
     """A worker's report is a file, which anybody may have written."""
     stats = JobStats()

@@ -1,13 +1,11 @@
 """Jobs that get stuck: the watchdog ends them with exit code 1 and the stacks of all threads; the next run does the rest."""
 
 import collections
-import http.server
 import json
 import re
 import signal
 import socket
 import sys
-import threading
 from pathlib import Path
 
 import cv2
@@ -143,30 +141,3 @@ def test_a_storage_that_accepts_connections_and_never_answers_ends_a_stream(
     with StreamingJob(pubsub_emulator, tmp_path, bright_model, *STREAM) as job:
         job.publish(json.dumps({"uri": "gs://bucket/a.png"}).encode())
         assert (job.wait(), stuck_part(job.output())) == (1, "read"), job.output()
-
-
-class _Unavailable(http.server.BaseHTTPRequestHandler):
-    asked = 0
-
-    def do_GET(self) -> None:
-        type(self).asked += 1
-        self.send_error(503)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.mark.matrix
-def test_a_storage_that_fails_for_long_is_waited_for(pubsub_emulator, tmp_path, bright_model, monkeypatch):
-    """An outage of storage is no reason to end: each failed call is tried again, and messages wait meanwhile."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Unavailable) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")
-        with StreamingJob(pubsub_emulator, tmp_path, bright_model, *STREAM, "--stuck-after-s", 10) as job:
-            job.publish(json.dumps({"uri": "gs://bucket/a.png"}).encode())
-            wait_until(
-                lambda: _Unavailable.asked > 12 or "the job is stuck" in job.output()
-            )  # two seconds between two tries, in the end
-            assert "the job is stuck" not in job.output()
-            assert job.signal(signal.SIGTERM) == 0, job.output()
-        server.shutdown()

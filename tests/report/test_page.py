@@ -311,18 +311,6 @@ def test_settings_that_nobody_changed_are_folded_and_others_stand_under_their_se
     assert [text in folded for text in ("out/", "score_threshold", "batch_sizes")] == [False] * 3 and "scaled_decode" not in shown
 
 
-def test_each_picture_has_a_view_of_its_own_with_links_to_its_neighbours():
-    page = Page(render({}, [sample("a"), sample("b"), sample("c", thumbnail=b"")]))
-    ids = [value for tag, name, value in page.attributes if name == "id"]
-    assert ids == [f"sample-{n}{end}" for n in (1, 2, 3) for end in ("", "-below")]
-    links = [value for tag, name, value in page.attributes if (tag, name) == ("a", "href")]
-    assert links == [
-        *("#sample-1", "#sample-1-below", "#sample-2"),
-        *("#sample-2", "#sample-2-below", "#sample-1", "#sample-3"),
-        *("#sample-3", "#sample-3-below", "#sample-2"),
-    ]
-
-
 def test_the_page_has_language_title_and_one_main_heading():
     page = Page(rendered("word"))
     assert ("html", "lang", "en") in page.attributes
@@ -372,10 +360,3 @@ def test_the_slowest_image_of_a_stream_is_seen_however_many_share_a_step():
     line = report_charts.line_over_time(points, 1.0, "s", slowest=True)
     assert max(steps(line)) == 100 and line["heights"][0][1] == "5.000 s"
     assert "Slowest" in Page(report.render_report(a_summary(), [], [])).text_of("h2")
-
-
-def test_only_markup_is_taken_for_markup():
-    template = report.environment().from_string(
-        """{% macro i(x) %}<i>{{ x }}</i>{% endmacro %}<p title="{{ t }}">{{ b }}{{ i('"') }}{{ 3 }}</p>"""
-    )
-    assert template.render(t='">', b="<b>\u202e") == '<p title="&#34;&gt;">&lt;b&gt;\\u202e<i>&#34;</i>3</p>'

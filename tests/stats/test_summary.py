@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -172,26 +171,6 @@ def test_work_begins_when_the_first_image_is_taken():
 
 def test_names_that_are_no_unicode_are_written_escaped():
     assert json.loads(to_json({"command": "lone \udc80"})) == {"command": "lone \udc80"}
-
-
-@pytest.mark.matrix
-@pytest.mark.slow
-def test_a_tally_of_thirty_days_is_as_large_as_one_of_an_hour():
-    """A result every ten seconds on a clock that is told; every tenth image fails. Before, a bucket a second took 7 MB a day."""
-    month, start, now = JobStats(), 1_700_000_000, range(0, 30 * 86_400, 10)
-    found = detected(0, ["cat", "dog"]).detections
-    ref, sizes = ImageRef("gs://bucket/a.jpg", "1"), {}
-    for second in now:
-        timing = Timing(0.1, 0.1, 0.1, 0.1, 0.001 * (second % 5000), start + second, 4, 0.1)
-        month.add_detected([DetectedImage(ref, 10, 10, "m", "1", found, timing)], SAMPLES)
-        if second % 100 == 0:
-            month.add_dead(dead(second))
-        if second in (3600, now[-1]):
-            summary = to_json(summarise(month, RunFacts(start, start, start + second, "run", {}, "streaming", "/m")))
-            sizes[second] = (len(pickle.dumps(month)), len(summary))
-    assert month.detected == len(now)
-    assert max(pickled for pickled, _ in sizes.values()) < 20_000
-    assert max(summary for _, summary in sizes.values()) < 60_000
 
 
 @pytest.mark.matrix
