@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import json
 import os
 import shutil
@@ -25,7 +26,7 @@ import statistics
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -43,14 +44,14 @@ from tests.emulators import EmulatorMissing, PubSubEmulator, free_ports, running
 from tests.forked_jobs import ForkedJob
 from tests.monitoring.prometheus import samples_of
 from tests.processes import wait_until
-from tests.soak_traffic import Feed, Received
 from tests.streaming_job import CuttableProxy, StreamingJob
 
 _HOUR_S = 3600.0
 _OUTAGE_S, _WINDOW_S, _DEDUPLICATE_S, _POLL_S = 300.0, 60.0, 600.0, 30.0  # in simulated time
 _GAUGES = {"rss_mb": ("process_resident_memory_bytes", 1e6), "threads": ("detection_threads", 1), "fds": ("process_open_fds", 1)}
 _KILLED = f"restarts by SIGKILL, exit code {-signal.SIGKILL}"
-FLAT = {"rss_mb": 10.0, "threads": 3.0, "fds": 8.0, "scratch_mb": 1.0}  # so much more is no growth
+FLAT = {"rss_mb": 10.0, "threads": 3.0, "fds": 8.0}  # so much more is no growth
+_DAMAGED = 50  # one image in so many
 
 
 class Sample(NamedTuple):
@@ -61,13 +62,99 @@ class Sample(NamedTuple):
     values: Mapping[str, float]
 
 
+class Feed:
+    """Asks for new images at a steady rate, in a thread of its own: by URI, inline, and three in a request; some repeatedly.
+
+    Attributes:
+      images: URIs asked for.
+      damaged: Of these, those that can have no row.
+      requests: Ids of requests.
+    """
+
+    def __init__(self, job: StreamingJob, bucket: Any, content: bytes, rate: float):
+        self.images: set[str] = set()
+        self.damaged: set[str] = set()
+        self.requests: set[str] = set()
+        self._job, self._bucket, self._content, self._rate = job, bucket, content, rate
+        self._numbers = itertools.count()
+
+    def publish(self, left: threading.Event) -> None:
+        """Publishes until `left` is set."""
+        for number in itertools.count():
+            made = len(self.images)
+            self._job.publish((self._by_uri, self._inline, self._request)[number % 3]())
+            if number % 10 == 9:
+                self._job.publish(self._asked_for(self._last))
+            if left.wait((len(self.images) - made) / self._rate):
+                return
+
+    def _by_uri(self) -> bytes:
+        return self._upload().encode()
+
+    def _inline(self) -> tuple[bytes, dict[str, str]]:
+        name = f"inline-{next(self._numbers)}"
+        self.images.add(f"inline:{name}")
+        return self._content, {"name": name}
+
+    def _request(self) -> bytes:
+        return self._asked_for(*(self._upload() for _ in range(3)))
+
+    def _asked_for(self, *uris: str) -> bytes:
+        asked = f"request-{next(self._numbers)}"
+        self.requests.add(asked)
+        return json.dumps({"request_id": asked, "images": uris}).encode()
+
+    def _upload(self) -> str:
+        number = next(self._numbers)
+        uri = f"gs://{self._bucket.name}/in/{number:06d}.png"
+        damaged = number % _DAMAGED == 0
+        self._bucket.blob(f"in/{number:06d}.png").upload_from_string(b"no image" if damaged else self._content)
+        self._last = uri
+        self.images.add(uri)
+        self.damaged.update([uri] if damaged else [])
+        return uri
+
+
+class Received:
+    """What a topic got, received in a thread of its own: for each image or request when messages came, by Pub/Sub's clock."""
+
+    def __init__(self, emulator: PubSubEmulator, subscription: str, name: str):
+        self.times: defaultdict[str, list[float]] = defaultdict(list)
+        self.incomplete: set[str] = set()
+        self._emulator, self._subscription, self._name = emulator, subscription, name
+
+    def receive(self, left: threading.Event) -> None:
+        """Receives until `left` is set."""
+        from google.api_core import exceptions
+
+        client = self._emulator.subscriber()
+        while not left.is_set():
+            with contextlib.suppress(exceptions.DeadlineExceeded, exceptions.ServiceUnavailable):
+                answer = client.pull(subscription=self._subscription, max_messages=100, timeout=1)
+                for received in answer.received_messages:
+                    self._add(received.message)
+                if ids := [received.ack_id for received in answer.received_messages]:
+                    client.acknowledge(subscription=self._subscription, ack_ids=ids)
+
+    def _add(self, message: Any) -> None:
+        name = message.attributes[self._name]
+        self.times[name].append(message.publish_time.timestamp())
+        if b'"complete": false' in message.data[:200]:
+            self.incomplete.add(name)
+
+    def repeated(self) -> Iterator[tuple[float, float]]:
+        """When each message came that repeats one, with the time of that one."""
+        for times in self.times.values():
+            yield from itertools.pairwise(sorted(times))
+
+
 class Soak:
     """A stream on emulators, and what disturbs it.
 
     Args:
       emulator: Pub/Sub.
       storage: URL of a storage emulator that honours preconditions.
-      folder: For the model, logs and scratch files.
+      folder: For the model and logs.
       scale: Simulated seconds of a second.
       rate: New images a second.
       forked: See `StreamingJob`.
@@ -87,13 +174,7 @@ class Soak:
         self._versions.mkdir()
         self._release()
         self._storage, self._pubsub = CuttableProxy(storage.removeprefix("http://")), CuttableProxy(emulator.host)
-        self._scratch = folder / "scratch"
-        self._scratch.mkdir()
-        self._variables = {
-            "STORAGE_EMULATOR_HOST": f"http://{self._storage.host}",
-            "TMPDIR": str(self._scratch),
-            "NO_GCE_CHECK": "true",
-        }
+        self._variables = {"STORAGE_EMULATOR_HOST": f"http://{self._storage.host}", "NO_GCE_CHECK": "true"}
         self.bucket = _bucket(storage)
         self.archive = f"gs://{self.bucket.name}/archive"
         (self._port,) = free_ports(1)
@@ -220,12 +301,11 @@ class Soak:
         return ForkedJob(arguments, self._folder / f"{log}.log", module=module)
 
     def _watch(self, left: threading.Event) -> None:
-        """Scrapes the job's metrics, and looks at its scratch files, every second."""
+        """Scrapes the job's metrics every second."""
         while not left.wait(1.0):
             self._seen = self._scraped()
             if self._seen:
                 values = {name: self._seen[metric,] / unit for name, (metric, unit) in _GAUGES.items()}
-                values["scratch_mb"] = sum(file.st_size for file in _files(self._scratch)) / 1e6
                 self.samples.append(Sample(time.time(), self._seen["process_start_time_seconds",], values))
 
     def _scraped(self) -> Mapping[tuple[str, ...], float]:
@@ -344,14 +424,6 @@ def growth(figures: Mapping[str, Any]) -> list[str]:
 def read_table(shard: Any, columns: Sequence[str] | None = None) -> pa.Table:
     """The rows of an object."""
     return pq.read_table(io.BytesIO(shard.download_as_bytes()), columns=columns)
-
-
-def _files(folder: Path) -> Iterator[os.stat_result]:
-    """The files below a folder, while others remove some."""
-    for root, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                yield os.stat(os.path.join(root, name))
 
 
 def _bucket(storage: str) -> Any:

@@ -225,44 +225,35 @@ def test_a_dead_letter_without_an_image_that_may_be_read_is_refused(image, paylo
 
 
 @pytest.mark.parametrize(
-    ("uri", "prefix"),
+    ("allowed", "uri", "prefix"),
     [
-        ("gs://b/a.jpg", "gs://"),
-        ("gs://b/a.jpg", "gs://b"),
-        ("/data/photos/a.jpg", "/data/photos"),
-        ("gs://b/a..b/c.jpg", "gs://b/"),
-        ("gs://b/100%.jpg", "gs://b/"),
+        (True, "gs://b/a.jpg", "gs://"),
+        (True, "gs://b/a.jpg", "gs://b"),
+        (True, "/data/photos/a.jpg", "/data/photos"),
+        (True, "gs://b/a..b/c.jpg", "gs://b/"),
+        (True, "gs://b/100%.jpg", "gs://b/"),
+        (False, "/etc/passwd", "gs://"),
+        (False, "FILE:///etc/passwd", "gs://"),
+        (False, "GS://b/a.jpg", "gs://"),
+        (False, " gs://b/a.jpg", "gs://"),
+        (False, "gs:/b/a.jpg", "gs://"),
+        (False, "http://gs://b/a.jpg", "gs://"),
+        (False, "gs://bucket-evil/a.jpg", "gs://bucket"),
+        (False, "gs://b", "gs://b"),
+        (False, "gs://b/x/../secret/a.jpg", "gs://b/x/"),
+        (False, "gs://b/x/%2e%2e/secret/a.jpg", "gs://b/x/"),
+        (False, "gs://b/x/%252e%252e/a.jpg", "gs://b/x/"),
+        (False, "/data/photos/../../etc/passwd", "/data/photos/"),
+        (False, "/data/photos\\..\\x", "/data/photos\\"),
+        (False, "/data/photos/a\0.jpg", "/data/photos/"),
+        (False, "/data/photos/a\n.jpg", "/data/photos/"),
+        (False, "/data/photos-secret/a.jpg", "/data/photos"),
+        (False, "gs://b/" + "a" * 3000, "gs://"),
+        (False, "/etc/passwd", ""),
     ],
 )
-def test_what_lies_under_a_prefix_is_allowed(uri, prefix):
-    assert is_allowed(uri, ["gs://c/", prefix])
-
-
-@pytest.mark.parametrize(
-    ("uri", "prefix"),
-    [
-        ("/etc/passwd", "gs://"),
-        ("FILE:///etc/passwd", "gs://"),
-        ("GS://b/a.jpg", "gs://"),
-        (" gs://b/a.jpg", "gs://"),
-        ("gs:/b/a.jpg", "gs://"),
-        ("http://gs://b/a.jpg", "gs://"),
-        ("gs://bucket-evil/a.jpg", "gs://bucket"),
-        ("gs://b", "gs://b"),
-        ("gs://b/x/../secret/a.jpg", "gs://b/x/"),
-        ("gs://b/x/%2e%2e/secret/a.jpg", "gs://b/x/"),
-        ("gs://b/x/%252e%252e/a.jpg", "gs://b/x/"),
-        ("/data/photos/../../etc/passwd", "/data/photos/"),
-        ("/data/photos\\..\\x", "/data/photos\\"),
-        ("/data/photos/a\0.jpg", "/data/photos/"),
-        ("/data/photos/a\n.jpg", "/data/photos/"),
-        ("/data/photos-secret/a.jpg", "/data/photos"),
-        ("gs://b/" + "a" * 3000, "gs://"),
-        ("/etc/passwd", ""),
-    ],
-)
-def test_what_lies_under_no_prefix_is_refused(uri, prefix):
-    assert not is_allowed(uri, [prefix])
+def test_only_what_lies_under_a_prefix_is_allowed(allowed, uri, prefix):
+    assert is_allowed(uri, ["gs://c/", prefix] if allowed else [prefix]) == allowed
 
 
 def test_a_local_image_has_the_name_that_a_batch_job_gives_it(tmp_path):
@@ -295,21 +286,6 @@ def test_the_bytes_of_inline_images_are_bounded_together(monkeypatch):
     request = asked(body)
     assert len(request.images) == 1
     assert request.dead_letters[0].reason == "too_large"
-
-
-@pytest.mark.parametrize(
-    ("message", "count"),
-    [
-        (Message(b""), 1),
-        (Message(JPEG), 1),
-        (Message(b'["gs://b/1", "gs://b/2"]'), 2),
-        (Message(b'{"images": [1, 2, 3]}'), 3),
-        (Message(b"{}", {"eventType": "OBJECT_DELETE", "objectId": "x"}), 1),
-    ],
-    ids=str,
-)
-def test_a_message_weighs_what_it_asks_for(message, count):
-    assert image_count(message) == count
 
 
 def test_the_event_time_is_the_attribute_or_else_the_publish_time():

@@ -51,29 +51,16 @@ def test_a_detection_id_depends_on_image_and_model_version_alone():
     assert len(ids) == 3
 
 
-def test_an_attribute_is_cut_where_pubsub_would_refuse_it():
-    long = "gs://b/" + "ü" * 1000
-    message = detection_message(detected(long), 0.0)
-    assert len(message.attributes["image_uri"].encode()) <= 1024
-    assert long.startswith(message.attributes["image_uri"])
-    assert json.loads(message.data)["image"]["uri"] == long
-
-
 def test_a_dead_letter_carries_its_payload_and_explanation_unless_pubsub_would_refuse_them():
-    letter = DeadLetter(ImageRef(""), "message", "not_recognised", "expected …", b"hello")
-    assert json.loads(dead_letter_message(letter, 0.0).data)["payload_base64"] == base64.b64encode(b"hello").decode()
+    letter = DeadLetter(ImageRef(""), "detect", "model_failed", "no", b"hello", model_name="m", model_version="7")
+    message = dead_letter_message(letter, 0.0)
+    assert json.loads(message.data)["payload_base64"] == base64.b64encode(b"hello").decode()
+    of_all = {"kind": "dead_letter", "stage": "detect", "reason": "model_failed"}
+    assert message.attributes == of_all | {"model_name": "m", "model_version": "7"}
     endless = "x" * MAX_MESSAGE_BYTES
     message = dead_letter_message(DeadLetter(ImageRef(""), "message", "not_recognised", endless, endless.encode()), 0.0)
     assert "payload_base64" not in json.loads(message.data) and len(message.data) < 20_000
-    assert message.attributes["payload"] == "left out, too large"
-
-
-def test_a_dead_letter_says_which_version_of_the_model_failed():
-    letter = DeadLetter(ImageRef("gs://b/a"), "detect", "model_failed", "no", model_name="m", model_version="7")
-    attributes = dead_letter_message(letter, 0.0).attributes
-    assert (attributes["model_name"], attributes["model_version"]) == ("m", "7")
-    none = dead_letter_message(DeadLetter(ImageRef("gs://b/a"), "read", "not_found", "no"), 0.0).attributes
-    assert not {"model_name", "model_version"} & none.keys()
+    assert message.attributes["payload"] == "left out, too large" and "model_name" not in message.attributes
 
 
 def test_of_a_row_that_pubsub_would_refuse_the_detections_are_left_out():
@@ -118,7 +105,11 @@ def test_rows_that_pubsub_would_refuse_are_left_out():
     assert message.attributes["images"] == "10"
 
 
-def test_a_request_id_that_pubsub_would_refuse_is_cut_or_replaced_in_the_attribute_alone():
+def test_what_pubsub_would_refuse_is_cut_or_replaced_in_the_attribute_alone():
+    long = "gs://b/" + "ü" * 1000
+    message = detection_message(detected(long), 0.0)
+    assert message.attributes["image_uri"] == "gs://b/" + "ü" * 508
+    assert json.loads(message.data)["image"]["uri"] == long
     for request_id, shown in (("ü" * 1024, "ü" * 512), ("\ud800", "?")):
         message = answer_message(request_id, [], on_time=True)
         assert message.attributes["request_id"] == shown

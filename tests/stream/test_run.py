@@ -10,7 +10,6 @@ from pipeline.config import Config, StreamConfig
 from pipeline.records import ImageRef
 from pipeline.stream.messages import Request
 from pipeline.stream.run import RunSettings, StreamRun, opened, run_of
-from pipeline.stream.threads import RunThreads
 from tests.processes import wait_until
 
 ANSWERING = Config(stream=StreamConfig(answer_topic="a"))
@@ -42,14 +41,6 @@ def test_a_worker_elsewhere_opens_its_own():
     run = run_of(settings)
     assert run_of(settings) is run
     run.close()
-
-
-def test_what_a_thread_dies_of_is_raised_where_the_job_hears_it():
-    threads = RunThreads()
-    threads.start("dividing", lambda: 1 // 0)
-    threads.close()
-    with pytest.raises(ZeroDivisionError):
-        threads.raise_failure()
 
 
 def test_overdue_answers_that_pubsub_refuses_for_good_end_the_job(pubsub_emulator):
