@@ -42,7 +42,7 @@ from pipeline.failures import FOR_GOOD
 from pipeline.read.containers import images_in
 from pipeline.read.list_images import check_inputs, list_images
 from pipeline.read.manifests import is_manifest
-from pipeline.read.names import file_of, is_container, is_tfrecord
+from pipeline.read.names import file_of, is_container, record_range
 from pipeline.records import DeadLetter, ImageRef, identity_hash, row_bytes
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, check_output, results_folder
 from pipeline.results.rows import uri_of
@@ -238,7 +238,7 @@ def _findings(patterns: Sequence[str], output: str, model: tuple[str, str] | Non
         facts = zip(some, exact.tolist(), contains(known, images), contains(known, exact), strict=True)
         for ref, wanted, has_row, is_done in compress(facts, _add(seen, images)):  # several inputs may name one image
             letter = letters.get(wanted) or letters.get(_hash(ref.uri, ""))
-            if is_tfrecord(ref.uri):
+            if record_range(ref.uri):
                 yield Found(LEFT_OUT, ref.uri)
             elif letter and not is_done:
                 yield Found("dead", ref.uri, ref.generation, letter[1])
@@ -258,7 +258,7 @@ def _listed(patterns: Sequence[str], output: str, read: ReadConfig) -> Iterator[
     for ref in list_images(patterns, output):
         if isinstance(ref, DeadLetter):
             continue
-        if is_container(ref.uri) and not is_tfrecord(ref.uri):
+        if is_container(ref.uri) and not record_range(ref.uri):
             yield from (image.ref for image in images_in(ref, read) if not isinstance(image, str))
         else:
             yield ref

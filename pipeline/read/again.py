@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from models.evaluate.detection_rows import ImageRow, RowsError, unpacked
+from models.image_uris import archive_member, video_frame
 from models.progress import printable
 from pipeline.config.sections import DetectConfig, ReadConfig
 from pipeline.failures import ImageError
 from pipeline.read.archives import images_of_archive
 from pipeline.read.fetch import fetch
-from pipeline.read.names import file_of, is_archive, is_video
+from pipeline.read.names import file_of
 from pipeline.read.videos import images_of_video
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from pipeline.storage.web import without_query
@@ -35,7 +36,7 @@ def reads(rows: Iterable[ImageRow], folder: str) -> Iterator[tuple[ImageRow, Rea
     """
     members: defaultdict[str, dict[str, ImageRow]] = defaultdict(dict)
     for row in rows:
-        if is_archive(row.uri):
+        if archive_member(row.uri):
             members[file_of(row.uri)][row.uri] = row
         else:
             yield row, partial(_read, row.uri, folder)
@@ -69,11 +70,11 @@ def _place(uri: str, folder: str) -> str:
 
 
 def _read(uri: str, folder: str) -> bytes:
-    file = file_of(uri) if is_video(uri) else uri
+    file = file_of(uri) if video_frame(uri) else uri
     place = _place(file, folder)
     if not place:
         raise ImageError("read", "not_found", f"{without_query(uri)} is not in the folder of --images")
-    if not is_video(uri):
+    if not video_frame(uri):
         return fetch(ImageRef(place), _MAX_BYTES, retry_seconds=_RETRY_SECONDS)[0]
     frame = ImageRef(place + uri.removeprefix(file))
     return _content(uri, next(images_of_video(frame, 1.0, DetectConfig().max_megapixels, _RETRY_SECONDS), None))

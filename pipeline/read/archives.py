@@ -24,12 +24,12 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
-from models.image_uris import archive_member
+from models.image_uris import archive_member, video_frame
 from pipeline.failures import ImageError
 from pipeline.image_formats import HEAD_BYTES, format_by_start
 from pipeline.limits import MEMORY
 from pipeline.read.fetch import RETRY_SECONDS, open_file
-from pipeline.read.names import is_archive, is_video, names_image
+from pipeline.read.names import names_image
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from pipeline.storage.store import is_transient_error
 
@@ -123,31 +123,37 @@ def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") and part not in (".", "..") for part in name.split("/"))
 
 
+class _Bounded:
+    """A file of which no more than `most` bytes are read, all in all; `last` is the end of what was read last."""
+
+    def __init__(self, file: Any, most: float, error: Exception) -> None:
+        self._file = file
+        self._error = error
+        self._taken = 0
+        self.most = most
+        self.last = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def read(self, size: int = -1) -> bytes:
+        if self._taken + size > self.most:
+            raise self._error
+        content: bytes = self._file.read(size)
+        self._taken += len(content)
+        self.last = content[-_BLOCK:]
+        return content
+
+
 def _in_zip(opened: Any) -> Iterator[_Member]:
-    bounded = _BoundedReads(opened, MEMORY.budget(_MEMBERS_BYTES) / _OF_DIRECTORY)
+    most = MEMORY.budget(_MEMBERS_BYTES) / _OF_DIRECTORY
+    too_much = zipfile.BadZipFile(f"its directory has more than the {most / 1e6:.1f} MB that fit in memory; divide it")
+    bounded = _Bounded(opened, most, too_much)
     with zipfile.ZipFile(bounded) as archive:
         bounded.most = math.inf
         for info in archive.infolist():
             if not info.is_dir():
                 yield _Member(info.filename, info.file_size, partial(archive.open, info), _fault_in_zip(info))
-
-
-class _BoundedReads:
-    """A file of which no more than so many bytes are read at once."""
-
-    def __init__(self, file: Any, most: float) -> None:
-        self._file = file
-        self.most = most
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-    def read(self, size: int = -1) -> Any:
-        if size > self.most:
-            raise zipfile.BadZipFile(
-                f"its directory has {size / 1e6:.1f} MB, and {self.most / 1e6:.1f} MB fit in memory; divide it"
-            )
-        return self._file.read(size)
 
 
 def _fault_in_zip(info: zipfile.ZipInfo) -> str:
@@ -166,9 +172,11 @@ def _in_tar(opened: Any) -> Iterator[_Member]:
     start = opened.read(6)
     opened.seek(0)
     unpack = next((unpack for magic, unpack in _UNPACK if start.startswith(magic)), None)
-    blocks = _Blocks(unpack(opened, "rb") if unpack else opened)
+    too_much = tarfile.ReadError(f"the headers of a member have more than {_HEADERS_BYTES} bytes")
+    blocks = _Bounded(unpack(opened, "rb") if unpack else opened, _HEADERS_BYTES, too_much)
     left = MEMORY.budget(_MEMBERS_BYTES) / _OF_NAME
-    with tarfile.open(fileobj=blocks, mode="r|", bufsize=_BLOCK) as archive:  # type: ignore[call-overload]  # needs only `read`
+    archive: Any  # has attributes of which its type does not know
+    with tarfile.open(fileobj=blocks, mode="r|", bufsize=_BLOCK) as archive:
         while (info := archive.next()) is not None:
             archive.members = []  # else it keeps all
             blocks.most = archive.offset + _HEADERS_BYTES
@@ -180,23 +188,6 @@ def _in_tar(opened: Any) -> Iterator[_Member]:
                 yield _Member(info.name, info.size, partial(archive.extractfile, info), fault)
     if len(blocks.last) < _BLOCK or any(blocks.last):  # tarfile ends without a word at a damaged header
         raise tarfile.ReadError("expected a header or two blocks of zeros at the end")
-
-
-class _Blocks:
-    """The blocks of a tar file, and the last of them; no more at once than headers and the announced content take."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self._taken = 0
-        self.last = b""
-        self.most = _HEADERS_BYTES
-
-    def read(self, size: int) -> bytes:
-        if self._taken > self.most:
-            raise tarfile.ReadError(f"the headers of a member have more than {_HEADERS_BYTES} bytes")
-        self.last = self._file.read(size)
-        self._taken += len(self.last)
-        return self.last
 
 
 def _image_of(member: _Member, ref: ImageRef, max_bytes: int) -> EncodedImage | DeadLetter | str:
@@ -222,9 +213,9 @@ def _image_of(member: _Member, ref: ImageRef, max_bytes: int) -> EncodedImage | 
 def _fault_of_name(name: str) -> str:
     if name.startswith("/") or ".." in re.split(r"[/\\]", name) or not name.isprintable():
         return "has a name that is none of a file below a folder"
-    if is_video(name):
+    if video_frame(name):
         return "is a video within an archive, which is not opened; unpack the archive"
-    return "is an archive within an archive, which is not opened" if is_archive(posixpath.basename(name)) else ""
+    return "is an archive within an archive, which is not opened" if archive_member(posixpath.basename(name)) else ""
 
 
 def _bad(ref: ImageRef, fault: str) -> DeadLetter:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from models.image_uris import archive_member, video_frame
 from pipeline.config import DetectConfig, ReadConfig
 from pipeline.read.archives import images_of_archive
 from pipeline.read.fetch import RETRY_SECONDS
-from pipeline.read.names import is_archive, is_video
 from pipeline.read.tfrecords import images_of_file
 from pipeline.read.videos import images_of_video
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
@@ -22,8 +22,8 @@ def images_in(
     max_megapixels: float = MAX_MEGAPIXELS,
 ) -> Iterator[EncodedImage | DeadLetter | str]:
     """The images of a container or of a part of it, and the names of members that are none; see `images_of_archive`."""
-    if is_archive(container.uri):
+    if archive_member(container.uri):
         return images_of_archive(container, int(read.max_file_mb * 1e6), retry_seconds)
-    if is_video(container.uri):
+    if video_frame(container.uri):
         return images_of_video(container, read.fps, max_megapixels, retry_seconds)
     return images_of_file(container, int(read.max_file_mb * 1e6), retry_seconds)

@@ -13,14 +13,14 @@ import io
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, BinaryIO
 
 from pipeline.errors import InputError
 from pipeline.extra_fields import extra_columns, extra_text
 from pipeline.failures import ImageError
 from pipeline.read.fetch import open_file
-from pipeline.read.names import file_of, full_name, is_tfrecord, names_image
+from pipeline.read.names import file_of, full_name, names_image, record_range
 from pipeline.records import DeadLetter, ImageRef
 from pipeline.storage.globs import real_folder
 
@@ -52,7 +52,7 @@ def read_manifest(path: str) -> Iterator[ImageRef | DeadLetter]:
     real = functools.lru_cache(_FOLDERS_KNOWN)(real_folder)
     try:
         with open_file(path) as file:
-            for named in named_images(_lines(file), path):
+            for named in named_images(file, path):
                 if isinstance(named, DeadLetter):
                     yield named
                     continue
@@ -60,15 +60,6 @@ def read_manifest(path: str) -> Iterator[ImageRef | DeadLetter]:
                 yield ImageRef.of_uri(full_name(_resolve(uri, folder), real), extra=extra_text(extra) if extra else "")
     except ImageError as err:
         raise InputError(f"manifest {err}") from err
-
-
-def _lines(file: Any) -> Iterator[str]:
-    """Lines of a file; one that is too long is cut just above the limit."""
-    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    while line := text.readline(_LONGEST_LINE + 1):
-        yield line
-        while len(line) > _LONGEST_LINE and not line.endswith(("\n", "\r")):
-            line = text.readline(_LONGEST_LINE + 1)
 
 
 def _resolve(uri: str, folder: str) -> str:
@@ -79,7 +70,7 @@ def _resolve(uri: str, folder: str) -> str:
     return beside if "://" in folder or os.path.exists(file_of(beside)) else uri
 
 
-def named_images(lines: Iterable[str], path: str) -> Iterator[Named | DeadLetter]:
+def named_images(file: BinaryIO, path: str) -> Iterator[Named | DeadLetter]:
     """The URIs of a manifest with the other fields of their lines, and a dead letter of each bad line.
 
     .txt: one a line; what begins with # is a comment. .csv: the column `uri`, `path`, `file`, `filename` or `image`, else the
@@ -87,12 +78,12 @@ def named_images(lines: Iterable[str], path: str) -> Iterator[Named | DeadLetter
     {"image": {"uri"}} a line; so rows of results and dead letters are understood.
 
     Args:
-      lines: The manifest; bytes that are no UTF-8 as `surrogateescape` has them.
+      file: The manifest.
       path: Its name, which tells what it is.
     """
     ending = os.path.splitext(path)[1].lower()
-    texts = _Texts(lines)
-    rows: Iterator[Any] = csv.reader(texts) if ending == ".csv" else texts
+    lines = _Lines(file)
+    rows: Iterator[Any] = csv.reader(lines) if ending == ".csv" else lines
     parsers: dict[str, Callable[[Any], Any]] = {".csv": _in_csv, ".jsonl": _in_json}
     parse = parsers.get(ending, _in_text)
 
@@ -104,27 +95,31 @@ def named_images(lines: Iterable[str], path: str) -> Iterator[Named | DeadLetter
             except StopIteration:
                 return
             except (csv.Error, _BadLineError) as err:
-                place, why = f"{path}:{texts.number}", f"expected CSV: {err}" if isinstance(err, csv.Error) else str(err)
+                place, why = f"{path}:{lines.number}", f"expected CSV: {err}" if isinstance(err, csv.Error) else str(err)
                 generation = hashlib.blake2b(why.encode(), digest_size=8).hexdigest()  # the same whenever it is read
                 yield ImageError("read", "bad_line", f"{place}: {why}").dead_letter(ImageRef(place, generation))
 
     return _of_columns(parsed()) if ending == ".csv" else parsed()
 
 
-class _Texts:
-    """The lines of a manifest; a bad line raises `_BadLineError`, and iteration can go on after it."""
+class _Lines:
+    """The lines of a manifest, of a bounded length; a bad one raises `_BadLineError`, and iteration can go on after it."""
 
-    def __init__(self, lines: Iterable[str]) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         self.number = 0
-        self._lines = iter(lines)
+        self._text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
 
-    def __iter__(self) -> _Texts:
+    def __iter__(self) -> _Lines:
         return self
 
     def __next__(self) -> str:
-        line = next(self._lines)
+        line = self._text.readline(_LONGEST_LINE + 1)
+        if not line:
+            raise StopIteration
         self.number += 1
         if len(line) > _LONGEST_LINE:
+            while line and not line.endswith(("\n", "\r")):
+                line = self._text.readline(_LONGEST_LINE)
             raise _BadLineError(f"expected at most {_LONGEST_LINE} characters in a line")
         try:
             line.encode()
@@ -187,7 +182,7 @@ def _in_json(line: str) -> Named | None:
     image, is_row = row.get("image", row), isinstance(row.get("image"), dict)
     uri = (image.get("uri") or image.get("path")) if isinstance(image, dict) else image
     record = row.get("record") if is_row and "stage" in row else None  # the place of a dead letter's image in a TFRecord file
-    uri = record if isinstance(record, str) and is_tfrecord(record) else uri
+    uri = record if isinstance(record, str) and record_range(record) else uri
     if not isinstance(uri, str) or not uri:
         raise _BadLineError(f'expected a URI as a text, {{"uri": …}} or {{"image": {{"uri": …}}}}, got {text[:80]!r}')
     return uri, extra_columns((), {"extra": row.get("extra")}) if is_row else extra_columns(_OURS, row)

@@ -20,27 +20,10 @@ _RECORDS = re.compile(r"(.*\.(?:tf)?records?(?:[-_*?\[][^./]*?)?(?:\.gz)?)(?:@(\
 _ENDING = re.compile(r"\.[a-z0-9_]{1,10}")
 
 
-def is_archive(name: str) -> bool:
-    """Whether a name or pattern is that of an archive, or of one member: `<archive>#<member>`.
-
-    >>> [is_archive(name) for name in ("a.zip", "gs://b/*.tar.gz", "a.zip#b/c.jpg", "a.zip/b.jpg", "a.zip.jpg")]
-    [True, True, True, False, False]
-    """
-    return archive_member(name) is not None
-
-
-def is_video(name: str) -> bool:
-    """Whether a name or pattern is that of a video file, or of one frame: `<video>#t=<seconds>`."""
-    return video_frame(name) is not None
-
-
-def is_tfrecord(name: str) -> bool:
-    """Whether a name or pattern is that of TFRecord files: `.tfrecord`, `.record`, with an `s` or not, numbered, gzipped."""
-    return record_range(name) is not None
-
-
 def record_range(name: str) -> tuple[str, int, int | None] | None:
     """The TFRecord file that a name means, and where the range of its bytes begins and ends; None where it names no such file.
+
+    Such a file ends in `.tfrecord` or `.record`, with an `s` or not, numbered, gzipped.
 
     >>> [record_range(name) for name in ("a.tfrecords.gz", "a.record-0-of-9@12-120", "a.tfrecord@5-", "a@1-2.jpg")]
     [('a.tfrecords.gz', 0, None), ('a.record-0-of-9', 12, 120), ('a.tfrecord', 5, None), None]
@@ -53,7 +36,7 @@ def is_container(name: str) -> bool:
     """Whether a name or pattern is that of TFRecord files, archives or videos, or of a part of one."""
     if "#" not in name and _IMAGE.search(name):  # most names; the other patterns take longer
         return False
-    return is_tfrecord(name) or is_archive(name) or is_video(name)
+    return bool(record_range(name) or archive_member(name) or video_frame(name))
 
 
 def names_image(name: str) -> bool:

@@ -1,5 +1,6 @@
 """Whatever stands in a manifest: images that are read, or dead letters."""
 
+import io
 import json
 import os
 import pickle
@@ -95,10 +96,13 @@ def test_a_manifest_is_images_and_dead_letters(folder, ending, content):
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc", "Zs", "Zl", "Zp"]), min_size=1), max_size=9))
 def test_names_come_back_from_each_kind_of_manifest(names):
     """However odd they are, where the kind can say them."""
+
+    def read(lines, path):
+        return [uri for uri, _ in named_images(io.BytesIO("\n".join(lines).encode()), path)]
+
     as_json = [json.dumps(row) for name in names for row in (name, {"uri": name}, {"image": {"uri": name}})]
-    read = [uri for uri, _ in named_images(as_json, "list.jsonl")]
-    assert read == [name for name in names for _ in range(3)]
+    assert read(as_json, "list.jsonl") == [name for name in names for _ in range(3)]
     as_csv = ["uri,label"] + ['"' + name.replace('"', '""') + '",1' for name in names]
-    assert [uri for uri, _ in named_images(as_csv, "list.csv")] == names
-    plain = [name for name in names if not name.startswith("#")]
-    assert [uri for uri, _ in named_images(plain, "list.txt")] == plain
+    assert read(as_csv, "list.csv") == names
+    plain = [name for name in names if not name.startswith(("#", "\ufeff"))]
+    assert read(plain, "list.txt") == plain

@@ -7,7 +7,7 @@ import struct
 import google_crc32c
 import pytest
 
-from pipeline.read.names import is_tfrecord
+from pipeline.read.names import record_range
 from pipeline.read.tfrecords import images_of_file
 from pipeline.records import EncodedImage, ImageRef
 from tests.memory import less_memory_than
@@ -50,7 +50,7 @@ def test_tfrecord_shards_are_told_by_their_name():
     ]
     yes += ["gs://b/a.record-00000-of-00010", "a.record-?????-of-00010", "a.tfrecord-00000-of-00010.gz", "a.tfrecord.gz@12-"]
     no = ["tfrecord/a.jpg", "a.tfrecord/a.jpg", "a.jpg", "a.tfrecord.jpg", "a.record-1.jpg", "record", "a.recording"]
-    assert [name for name in (*yes, *no) if is_tfrecord(name)] == yes
+    assert [name for name in (*yes, *no) if record_range(name)] == yes
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
