@@ -87,13 +87,12 @@ class StatsReporter:
     Args:
       run: The run.
       stats: Returns the statistics of this process.
-      every_s: Seconds between reports.
     """
 
-    def __init__(self, run: Run, stats: Callable[[], JobStats], every_s: float = REPORT_SECONDS):
+    def __init__(self, run: Run, stats: Callable[[], JobStats]):
         self._run = run
         self._path = f"{run.folder}/{_REPORTS}/{uuid.uuid4().hex}"
-        self._stats, self._every_s = stats, every_s
+        self._stats = stats
         self._written, self._written_at = b"", 0.0
 
     def start(self) -> None:
@@ -114,7 +113,7 @@ class StatsReporter:
     def _report_on(self) -> None:
         is_open = True
         while is_open:
-            time.sleep(self._every_s)
+            time.sleep(REPORT_SECONDS)
             with contextlib.suppress(Exception):  # storage may fail for a while
                 is_open = self.flush()
 
@@ -126,12 +125,11 @@ class WorkerReports:
       run: The run, whose folder exists.
       samples: How many annotated images the report will show.
       streaming: Whether only images with an outcome count as read: messages of the others come again, in the next run.
-      every_s: Seconds between reports; as often this looks for new ones.
     """
 
-    def __init__(self, run: Run, samples: int = 0, *, streaming: bool = False, every_s: float = REPORT_SECONDS):
+    def __init__(self, run: Run, samples: int = 0, *, streaming: bool = False):
         self._folder = f"{run.folder}/{_REPORTS}"
-        self._samples, self._streaming, self._every_s = samples, streaming, every_s
+        self._samples, self._streaming = samples, streaming
         self._looked = float("-inf")
         self._reports: list[JobStats] = []
         self._over = False
@@ -142,7 +140,7 @@ class WorkerReports:
 
         This looks for new reports every few seconds, however often it is called.
         """
-        if not self._over and time.monotonic() - self._looked >= self._every_s:
+        if not self._over and time.monotonic() - self._looked >= REPORT_SECONDS:
             with contextlib.suppress(Exception):  # storage may fail for a while
                 self._reports = self._look()
             self._looked = time.monotonic()
@@ -167,7 +165,7 @@ class WorkerReports:
             before, self._reports = -1, self._look()
             while self._reports and _counted(self._reports) != before:
                 before = _counted(self._reports)
-                time.sleep(2 * self._every_s)  # a busy worker is late
+                time.sleep(2 * REPORT_SECONDS)  # a busy worker is late
                 self._reports = self._look()
             self._over = True
         return self._sum(self._reports) if self._reports else None

@@ -8,7 +8,7 @@ import re
 import cv2
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config import Config, DetectConfig
@@ -18,7 +18,6 @@ from pipeline.report import charts as report_charts
 from pipeline.report import page as report
 from pipeline.report.formats import link
 from pipeline.stats.job_stats import JobStats
-from pipeline.stats.samples import REPORT_SAMPLES, chosen
 from pipeline.stats.summary import RunFacts, summarise
 from tests.report.test_annotate import thumbnail_of
 
@@ -185,15 +184,6 @@ def test_only_uris_of_known_schemes_are_links(uri, address):
     assert [value for tag, name, value in page.attributes if (tag, name) == ("a", "rel")] == ["noopener noreferrer"] * len(links)
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.text(st.characters(), max_size=40))
-def test_no_text_at_all_changes_the_page(word):
-    """Any Unicode text, lone surrogates included, leaves the page's tags alone and can be written as UTF-8."""
-    document = report.render_report(a_summary(f"a{word}"), [], [letter(f"a{word}")])
-    document.encode("utf-8")
-    assert Page(document).shape == Page(report.render_report(a_summary("a"), [], [letter("a")])).shape
-
-
 def test_the_content_security_policy_allows_this_style_and_no_script():
     page = Page(rendered("word"))
     (policy,) = [value for tag, name, value in page.attributes if tag == "meta" and name == "content" and "default-src" in value]
@@ -237,28 +227,6 @@ def test_confidences_are_shown_in_tenths_down_to_the_threshold():
     ]
     assert "Below 0.25, the threshold, none is kept." in page.text
     assert [note for note in page.text_of("td") if note.startswith("median")] == ["median about 0.97", "median about 0.33"]
-
-
-@pytest.mark.matrix
-def test_the_page_of_ten_thousand_images_is_below_five_megabytes():
-    """With the default number of samples, grainy photos, and dead letters of several reasons. Pure noise needs more."""
-    grain = np.random.default_rng(0).normal(0, 15, (684, 865, 3))
-    photo = thumbnail_of(np.clip(cv2.imread("models/digits/samples/scene_006.jpg") + grain, 0, 255).astype(np.uint8))
-    samples, stats = REPORT_SAMPLES, JobStats(read=10_000)
-    for number in range(10_000):
-        if number % 10:
-            names = tuple(f"class {kind % 300}" for kind in range(number, number + 5))
-            stats.add_detected([sample(f"/photos/{number}.jpg", names, photo)[1]], samples)
-        else:
-            reason = ("empty", "corrupt", "too_large")[number % 3]
-            stats.add_dead(DeadLetter(ImageRef(f"/photos/{number}.jpg"), "decode", reason, "m" * 5000, b""))
-    images = chosen(stats.pictures, samples)
-    assert (stats.detected, stats.failed, len(images)) == (9000, 1000, samples)
-    letters = [letter for some in stats.dead_examples.values() for letter in some]
-    summary = summarise(stats, RunFacts(0, 1, 2, "run", Config().as_dict(), "batch", "/m"))
-    document = report.render_report(summary, images, letters)
-    assert document.count("data:image/jpeg") == samples
-    assert len(document.encode()) < 5_000_000
 
 
 def test_each_sample_has_its_picture_its_name_and_its_detections():

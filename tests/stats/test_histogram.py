@@ -38,22 +38,14 @@ def test_intervals_do_not_depend_on_order_or_grouping(times, cuts, random):
 
 
 @given(TIMES)
-def test_intervals_are_as_short_as_their_bound_allows(times):
-    intervals = intervals_of(times)
-    assert sum(intervals.counts.values()) == len(times)
-    assert len(intervals.counts) <= 8
-    assert math.log2(intervals.seconds).is_integer()
-    assert intervals.seconds == 1 or len({2 * time_s // intervals.seconds for time_s in times}) > 8
-
-
-@given(TIMES)
-def test_intervals_are_told_from_the_first_one_on_and_in_order(times):
+def test_intervals_are_as_short_as_their_bound_allows_and_are_told_in_order_from_the_first_one_on(times):
     intervals = intervals_of(times)
     told = intervals.since_first()
-    assert told == sorted(told)
-    assert sum(images for _, images in told) == len(times)
-    assert all(second % intervals.seconds == 0 for second, _ in told)
-    assert [second for second, _ in told[:1]] == [0] * bool(times)
+    assert told == sorted(told) and [second for second, _ in told[:1]] == [0] * bool(times)
+    assert sum(intervals.counts.values()) == sum(images for _, images in told) == len(times)
+    assert len(intervals.counts) <= 8 and all(second % intervals.seconds == 0 for second, _ in told)
+    assert math.log2(intervals.seconds).is_integer()
+    assert intervals.seconds == 1 or len({2 * time_s // intervals.seconds for time_s in times}) > 8
 
 
 def test_the_largest_amount_of_an_interval_is_kept_for_months_in_any_order():

@@ -72,9 +72,10 @@ def test_what_was_seen_a_moment_ago_is_not_looked_up_again(staging):
     assert WorkerReports(staging).now() == JobStats(read=2)
 
 
-def test_at_the_end_it_hears_what_is_told_meanwhile(staging):
-    seen, stats = WorkerReports(staging, every_s=0.05), JobStats(read=1)
-    StatsReporter(staging, stats.copy, 0.05).start()
+def test_at_the_end_it_hears_what_is_told_meanwhile(staging, monkeypatch):
+    monkeypatch.setattr(worker_reports, "REPORT_SECONDS", 0.05)
+    seen, stats = WorkerReports(staging), JobStats(read=1)
+    StatsReporter(staging, stats.copy).start()
     stats.read = 2
     assert seen.at_the_end() == JobStats(read=2)
 
@@ -96,16 +97,17 @@ def report(staging, process, images=None):
     StatsReporter(staging, lambda: process.stats_of(JobStats())).flush()
 
 
-def test_the_launcher_adds_up_what_workers_say_of_the_model_and_of_what_they_wait_for(staging, process):
+def test_the_launcher_adds_up_what_workers_say_of_the_model_and_of_what_they_wait_for(staging, process, monkeypatch):
     assert (WorkerReports(staging).now(), process.waiting_for) == (JobStats(), "waiting for workers")
     report(staging, process)
     assert (WorkerReports(staging).now().batch_sizes, process.waiting_for) == ((), "1 worker is loading the model")
     report(staging, process, 3)
     report(staging, process, 4)
-    seen = WorkerReports(staging, every_s=0.05)
+    seen = WorkerReports(staging)
     found = JobStats(batch_sizes=(1, 2), canary=CanaryStats("8", "7", images=7), model_notes=("a note",))
     assert seen.now() == seen.model_stats() == dataclasses.replace(found, model_events={"swaps": 3})
     report(staging, process, 5)
+    monkeypatch.setattr(worker_reports, "REPORT_SECONDS", 0.05)
     assert seen.model_stats(wait_s=1.0).canary == CanaryStats("8", "7", images=12)
 
 

@@ -73,9 +73,9 @@ def test_the_launcher_of_workers_elsewhere_shows_what_they_report(minute, tmp_pa
     """Only what has an outcome is read: the rest comes again, and so does that of a worker that was killed before its report."""
     run = Run(str(tmp_path), "0a1b")
     with run.opened():
-        reports = WorkerReports(run, streaming=True, every_s=0.0)
+        reports = WorkerReports(run, streaming=True)
         assert (line(reports.now(), JobStats(), 10.0), reports.at_the_end()) == ("waiting for workers", None)
-        reports = WorkerReports(run, streaming=True, every_s=0.0)
+        reports = WorkerReports(run, streaming=True)
         metrics.count_read()
         for _ in range(2):
             StatsReporter(run, lambda: PROCESS.stats_of(minute)).flush()
