@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from models.progress import shown
-from pipeline.config import Config, ReadConfig, load_config
+from pipeline.config import ReadConfig, load_config
 from pipeline.config.paths import local_path
 from pipeline.detect.load_model import name_and_version
 from pipeline.errors import WRONG, ConfigError, run_command
@@ -129,34 +129,21 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _run(flags: argparse.Namespace) -> int:
-    config = _config(flags)
-    of_model = load_config(flags.config, {"model.path": flags.model}) if flags.model else None
-    model = name_and_version(of_model.model, of_model.detect.engine) if of_model else None
-    try:
-        paths = {name: local_path(given) for name in _WRITTEN if (given := getattr(flags, f"write_{name}"))}
-    except ValueError as err:
-        raise ConfigError(f"--write-…: {err}") from err
-    outcome = _with_manifests(config, model, paths)
-    print("\n".join(_table(outcome)))
-    return COMPLETE if outcome.is_complete else INCOMPLETE
-
-
-def _config(flags: argparse.Namespace) -> Config:
     given = {name: getattr(flags, name) for name in ("input", "output", "dates")} | {"read.fps": flags.fps}
     config = load_config(flags.config, {name: value for name, value in given.items() if value})
     if not config.output or "/topics/" in config.output:
         raise ConfigError("no output: expected --output with a results folder or archive, local or gs://")
     check_inputs(config.patterns(), allow_empty=True)
     check_output(config.output.rstrip("/"), write=False)
-    return config
-
-
-def _with_manifests(config: Config, model: tuple[str, str] | None, paths: dict[str, str]) -> Reconciled:
-    """The outcome; manifests get their names when all is compared."""
-    output, patterns = results_folder(config.output), config.all_patterns()
-    staged = {
-        status: posixpath.join(posixpath.dirname(path), UNFINISHED + uuid.uuid4().hex[:12]) for status, path in paths.items()
-    }
+    of_model = load_config(flags.config, {"model.path": flags.model}) if flags.model else None
+    model = name_and_version(of_model.model, of_model.detect.engine) if of_model else None
+    try:
+        paths = {name: local_path(given) for name in _WRITTEN if (given := getattr(flags, f"write_{name}"))}
+    except ValueError as err:
+        raise ConfigError(f"--write-…: {err}") from err
+    output = results_folder(config.output)
+    # manifests get their names when all is compared
+    staged = {name: posixpath.join(posixpath.dirname(path), UNFINISHED + uuid.uuid4().hex[:12]) for name, path in paths.items()}
 
     def compare() -> Reconciled:
         with contextlib.ExitStack() as stack:
@@ -167,14 +154,15 @@ def _with_manifests(config: Config, model: tuple[str, str] | None, paths: dict[s
                     row = {"uri": found.uri, **({"generation": found.generation} if found.generation else {})}
                     files[found.status].write(row_bytes(row) + b"\n")
 
-            return reconcile(patterns, output, model, write, read=config.read)
+            return reconcile(config.all_patterns(), output, model, write, read=config.read)
 
     try:
         outcome = undisturbed(compare)
         move_files({staged[status]: path for status, path in paths.items()})
-        return outcome
     finally:
         delete_files(staged.values())
+    print("\n".join(_table(outcome)))
+    return COMPLETE if outcome.is_complete else INCOMPLETE
 
 
 def _table(outcome: Reconciled) -> Iterator[str]:

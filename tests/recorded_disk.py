@@ -31,14 +31,7 @@ _CHANGES = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rm
 _LOST, _KEPT, _REMOVED = range(3)
 
 
-class File(NamedTuple):
-    """What a file holds, and when it was written, in nanoseconds."""
-
-    content: bytes
-    mtime_ns: int
-
-
-Tree = dict[str, File | None]
+Tree = dict[str, bytes | None]
 
 
 class Cut(NamedTuple):
@@ -46,7 +39,7 @@ class Cut(NamedTuple):
 
     Attributes:
       before: What would have come next.
-      live: Path -> file, as it was while there was power; None: a folder.
+      live: Path -> content, as it was while there was power; None: a folder.
       left: The trees that it may leave, of which some are equal.
     """
 
@@ -72,12 +65,11 @@ def recorded(folder: Path, module: str, *argv: object) -> tuple[int, list[Cut]]:
 def laid_out(tree: Tree, folder: Path) -> Path:
     """Writes a tree to a folder, which is made."""
     folder.mkdir()
-    for path, file in tree.items():
-        if file is None:
+    for path, content in tree.items():
+        if content is None:
             (folder / path).mkdir()
         else:
-            (folder / path).write_bytes(file.content)
-            os.utime(folder / path, ns=(file.mtime_ns, file.mtime_ns))
+            (folder / path).write_bytes(content)
     return folder
 
 
@@ -87,7 +79,7 @@ class _Recorder:
     def __init__(self, root: str, record: str):
         self._root, self._record = root, record
         self._names: dict[int, dict[str, int]] = {}  # of each folder, as it was last synced
-        self._contents: dict[int, File] = {}  # the same of each file
+        self._contents: dict[int, bytes] = {}  # the same of each file
         self._removed: set[int] = set()
         self._seen: dict[int, int | None] = {}  # a folder's file descriptor
         self._lock = threading.RLock()
@@ -98,7 +90,7 @@ class _Recorder:
             if os.path.isdir(path):
                 self._names[number] = _entries(path)
             else:
-                self._contents[number] = _read(path)
+                self._contents[number] = Path(path).read_bytes()
 
     def happen(self, event: str, args: Sequence[Any]) -> None:
         """Called before something happens."""
@@ -117,7 +109,7 @@ class _Recorder:
         self._fsync(fd)
         with self._lock, self._quiet():
             if entries is None:
-                self._contents[number] = _read(path)
+                self._contents[number] = Path(path).read_bytes()
             else:
                 self._names[number] = entries
 
@@ -161,7 +153,7 @@ class _Recorder:
         for path in sorted(live.values()):
             if path != self._root:
                 with contextlib.suppress(FileNotFoundError):
-                    tree[os.path.relpath(path, self._root)] = None if os.path.isdir(path) else _read(path)
+                    tree[os.path.relpath(path, self._root)] = None if os.path.isdir(path) else Path(path).read_bytes()
         return tree
 
     def _left(self, live: dict[int, str], which: int) -> Tree:
@@ -174,7 +166,7 @@ class _Recorder:
                 if which == _REMOVED and inside in self._removed:
                     continue
                 is_folder = self._seen.get(inside) is not None
-                tree[folder + name] = None if is_folder else self._contents.get(inside, File(b"", 0))
+                tree[folder + name] = None if is_folder else self._contents.get(inside, b"")
                 if is_folder and (which != _KEPT or inside in live):
                     begin.append((f"{folder}{name}/", inside))
         return tree
@@ -190,16 +182,12 @@ def _full(path: Any, dir_fd: int) -> str:
     return os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), path) if dir_fd >= 0 else path
 
 
-def _read(path: str) -> File:
-    return File(Path(path).read_bytes(), os.stat(path).st_mtime_ns)
+def _text(tree: Tree) -> dict[str, str | None]:
+    return {path: None if content is None else content.decode("latin-1") for path, content in tree.items()}
 
 
-def _text(tree: Tree) -> dict[str, Any]:
-    return {path: file and [file.content.decode("latin-1"), file.mtime_ns] for path, file in tree.items()}
-
-
-def _tree(text: dict[str, Any]) -> Tree:
-    return {path: file and File(file[0].encode("latin-1"), file[1]) for path, file in text.items()}
+def _tree(text: dict[str, str | None]) -> Tree:
+    return {path: None if content is None else content.encode("latin-1") for path, content in text.items()}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -54,27 +54,6 @@ def absolute(uri):
     return f"{os.getcwd()}/{uri}" if uri.startswith("in/") else uri
 
 
-@pytest.mark.parametrize(
-    ("rows", "letters", "expected"),
-    [
-        pytest.param([], [], {"missing"}, id="nothing"),
-        pytest.param(["NOW"], [], {"done"}, id="a row"),
-        pytest.param(["0-1"], [], {"stale"}, id="of an older generation"),
-        pytest.param(["0-1", "NOW"], [], {"done"}, id="and one of this"),
-        pytest.param([], ["NOW"], {"dead"}, id="a dead letter"),
-        pytest.param([], [""], {"dead"}, id="a dead letter that knows no generation"),
-        pytest.param([], ["0-1"], {"missing"}, id="a dead letter of an older generation"),
-        pytest.param(["NOW"], [""], {"done"}, id="one that was resolved"),
-        pytest.param(["NOW", "NOW"], [], {"done"}, id="two rows of one key"),
-    ],
-)
-def test_the_status_of_an_image(folder, rows, letters, expected):
-    now = put("in/a")
-    dated = [[("in/a", now if each == "NOW" else each) for each in some] for some in (rows, letters)]
-    put_rows(*dated)
-    assert {status for status, _ in statuses()[0]} == expected
-
-
 def test_rows_of_other_images_count_only_where_the_pattern_names_them(folder):
     now = put("in/a")
     put_rows([("in/gone\udc80", now), ("in/gone\udc80", "0-1"), ("elsewhere/a", "1"), ("inline:a", "1")])
@@ -145,18 +124,21 @@ def test_a_shard_that_a_compaction_takes_away_meanwhile_is_an_error_and_no_missi
 def test_all_that_is_listed_has_one_status_however_few_are_compared_at_once(tmp_path_factory, data):
     names = [f"{n:02d}" for n in range(12)]
     there = data.draw(st.sets(st.sampled_from(names)))
-    old, now, twice, letters = (data.draw(st.sets(st.sampled_from(names))) for _ in range(4))
+    old, now, twice, *letters = (data.draw(st.sets(st.sampled_from(names))) for _ in range(6))
+    of_any, of_this, of_older = letters
     root = tmp_path_factory.mktemp("reconcile")
     generations = {name: put(f"{root}/in/{name}") for name in there}
     put_rows([(f"{root}/in/{name}", "0-1") for name in old], output=f"{root}/out")
     for some in (now, twice):
         put_rows([(f"{root}/in/{name}", generations.get(name, "9-9")) for name in some], output=f"{root}/out")
-    put_rows([], [(f"{root}/in/{name}", "") for name in letters], output=f"{root}/out")
+    put_rows([], [(f"{root}/in/{name}", "") for name in of_any], output=f"{root}/out")
+    put_rows([], [(f"{root}/in/{name}", generations.get(name, "9-9")) for name in of_this], output=f"{root}/out")
+    put_rows([], [(f"{root}/in/{name}", "0-1") for name in of_older], output=f"{root}/out")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reconciled, "_AT_ONCE", data.draw(st.integers(1, 5)))
         told, outcome = statuses(f"{root}/in/**", output=f"{root}/out")
     done = there & (now | twice)
-    dead_ones = (there & letters) - done
+    dead_ones = (there & (of_any | of_this)) - done
     stale = (there & old) - done - dead_ones
     expected = {"done": done, "dead": dead_ones, "stale": stale, "missing": there - done - dead_ones - stale}
     expected |= {"orphaned": (old | now | twice) - there}

@@ -21,7 +21,7 @@ from pipeline.read.prefetch import Read
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from pipeline.secrets import masked_text
 from pipeline.stats.process import PROCESS
-from pipeline.storage.store import FoundFile, Reserve, TooLargeError, is_transient_error, retried
+from pipeline.storage.store import FoundFile, Reserve, is_transient_error, retried
 from pipeline.storage.stores import store_of
 from pipeline.storage.web import is_web, without_query
 
@@ -62,12 +62,7 @@ def fetch(
     """
     with storage_failures(ref.location):
         wanted = FoundFile(ref.location, ref.size_bytes, ref.generation)
-        try:
-            return retried(store_of(ref.location).download, retry_seconds, on_failure)(wanted, max_bytes, reserve)
-        except TooLargeError as err:
-            name = without_query(ref.location) if is_web(ref.location) else ref.location
-            message = f"{name} has {err.size_bytes / 1e6:.1f} MB; expected at most {max_bytes / 1e6:g} MB"
-            raise ImageError("read", "too_large_file", f"{message} (max_file_mb sets the limit)", err.generation) from err
+        return retried(store_of(ref.location).download, retry_seconds, on_failure)(wanted, max_bytes, reserve)
 
 
 @contextlib.contextmanager

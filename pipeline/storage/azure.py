@@ -32,8 +32,9 @@ class AzureStore(Store):
         """The newest version; the size is known when 8 MiB of memory are taken."""
         with _blob(file.path) as blob:
             answer = blob.download_blob()
-            check_size(answer.size, most_bytes, reserve, _etag(answer.properties))
-            return answer.readall(), _etag(answer.properties)
+            found = FoundFile(file.path, answer.size, _etag(answer.properties))
+            check_size(found, most_bytes, reserve)
+            return answer.readall(), found.generation
 
     def list_folder(self, folder: str, beginning: str, one_folder: bool) -> Iterator[FoundFile | str]:
         container, _, prefix = f"{folder}{beginning}".removeprefix(ABFS).partition("/")

@@ -140,7 +140,7 @@ class GoogleStore(Store):
             if not 0 < size <= most_bytes:  # unknown, or too large when it was listed
                 blob.reload(retry=None)
                 size = blob.size or 0
-            check_size(size, most_bytes, reserve, str(blob.generation or file.generation))
+            check_size(FoundFile(file.path, size, str(blob.generation or file.generation)), most_bytes, reserve)
             content = _AtMost(size)
             try:
                 blob.download_to_file(content, raw_download=True, retry=None)

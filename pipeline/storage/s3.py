@@ -30,8 +30,9 @@ class S3Store(Store):
         with _client() as client:
             answer = client.get_object(**_bucket_and_key(file.path))
             with contextlib.closing(answer["Body"]) as body:
-                check_size(answer["ContentLength"], most_bytes, reserve, _etag(answer))
-                return body.read(), _etag(answer)
+                found = FoundFile(file.path, answer["ContentLength"], _etag(answer))
+                check_size(found, most_bytes, reserve)
+                return body.read(), found.generation
 
     def list_folder(self, folder: str, beginning: str, one_folder: bool) -> Iterator[FoundFile | str]:
         bucket, _, prefix = f"{folder}{beginning}".removeprefix(S3).partition("/")

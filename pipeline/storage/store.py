@@ -12,6 +12,8 @@ import io
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
+from pipeline.failures import ImageError
+
 RETRY_SECONDS = 120.0  # as Google's clients
 _LONGEST_WAIT_SECONDS = 2.0  # between two tries, and so after the job was stopped
 _BUFFER_BYTES = 8 << 20  # of an open object; Google's reader would take 40 MB
@@ -38,20 +40,6 @@ class FoundFile(NamedTuple):
     generation: str = ""
 
 
-class TooLargeError(Exception):
-    """A file is larger than asked for.
-
-    Args:
-      size_bytes: Its size, or so many bytes of it as came.
-      generation: Its generation; empty if unknown.
-    """
-
-    def __init__(self, size_bytes: int, generation: str = ""):
-        super().__init__(size_bytes, generation)
-        self.size_bytes = size_bytes
-        self.generation = generation
-
-
 class Store:
     """A store: the files of one machine, or all that a scheme names."""
 
@@ -68,7 +56,7 @@ class Store:
           reserve: Called with the number of bytes before memory is taken; its exceptions end the download.
 
         Raises:
-          TooLargeError: The file is larger.
+          ImageError: The file is larger.
         """
         raise NotImplementedError
 
@@ -88,11 +76,16 @@ class Store:
             yield file
 
 
-def check_size(size_bytes: int, most_bytes: float, reserve: Reserve, generation: str = "") -> None:
-    """Refuses a file that is too large, else reserves its bytes."""
-    if size_bytes > most_bytes:
-        raise TooLargeError(size_bytes, generation)
-    reserve(size_bytes)
+def check_size(file: FoundFile, most_bytes: float, reserve: Reserve = lambda _size_bytes: None) -> None:
+    """Reserves the bytes of a file.
+
+    Raises:
+      ImageError: It is too large.
+    """
+    if file.size_bytes > most_bytes:
+        message = f"{file.path} has {file.size_bytes / 1e6:.1f} MB; expected at most {most_bytes / 1e6:g} MB"
+        raise ImageError("read", "too_large_file", f"{message} (max_file_mb sets the limit)", file.generation)
+    reserve(file.size_bytes)
 
 
 def open_object(

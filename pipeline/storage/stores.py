@@ -30,7 +30,7 @@ class LocalStore(Store):
     def download(self, file: FoundFile, most_bytes: float, reserve: Reserve) -> tuple[bytes, str]:
         with self.open(file.path) as opened:
             found = _found(file.path, os.fstat(opened.fileno()))
-            check_size(found.size_bytes, most_bytes, reserve, found.generation)
+            check_size(found, most_bytes, reserve)
             return opened.read(found.size_bytes), found.generation
 
     def read_range(self, path: str, start: int, end: int, generation: str = "") -> bytes:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from urllib.parse import urljoin, urlsplit
 
 from pipeline.failures import ImageError
-from pipeline.storage.store import RETRY_SECONDS, FoundFile, Reserve, Store, TooLargeError, check_size
+from pipeline.storage.store import RETRY_SECONDS, FoundFile, Reserve, Store, check_size
 
 WEB = ("http://", "https://")
 _DEADLINE_SECONDS = 120.0
@@ -56,8 +56,8 @@ class WebStore(Store):
     def download(self, file: FoundFile, most_bytes: float, reserve: Reserve) -> tuple[bytes, str]:
         """The content; raises `TimeoutError` where it comes too slowly."""
         with _answer("GET", file.path) as answer:
-            room, generation = _size(answer) or _PIECE_BYTES, _generation(answer)
-            check_size(room, most_bytes, reserve, generation)
+            room, name, generation = _size(answer) or _PIECE_BYTES, without_query(file.path), _generation(answer)
+            check_size(FoundFile(name, room, generation), most_bytes, reserve)
             end = time.monotonic() + _DEADLINE_SECONDS
             content = io.BytesIO()
             # `iter_content` would wait until a piece is full, however slowly its bytes come
@@ -65,8 +65,7 @@ class WebStore(Store):
                 if time.monotonic() > end:
                     raise TimeoutError(f"not complete after {_DEADLINE_SECONDS:.0f} s")
                 content.write(piece)
-                if content.tell() > most_bytes:
-                    raise TooLargeError(content.tell(), generation)
+                check_size(FoundFile(name, content.tell(), generation), most_bytes)
                 if content.tell() > room:  # the server did not say how long the answer is
                     room = 2 * content.tell()
                     reserve(room)
