@@ -161,51 +161,46 @@ class _Counting(beam.DoFn):
         yield beam.pvalue.TaggedOutput("counted", counted)
 
 
+@dataclasses.dataclass(eq=False)
 class _ListImages(_Counting):
     """Lists groups of places, without own files and other non-images, and the images of dead letters.
 
     Images that are listed with their generation and are done go no further; so a run with little to do shuffles little.
     """
 
-    def __init__(
-        self,
-        exclude: str,
-        allowed: Sequence[str],
-        done: DoneRows | None,
-        again: DeadLetterReplay | None,
-        worker_context: WorkerContext | None,
-    ):
-        self._exclude, self._allowed = exclude, allowed
-        self._done, self._again = done, again
-        self._worker_context = worker_context
+    exclude: str
+    allowed: Sequence[str]
+    done: DoneRows | None
+    again: DeadLetterReplay | None
+    worker_context: WorkerContext | None
 
     def setup(self) -> None:
-        if self._worker_context:
-            self._worker_context.check_worker()
+        if self.worker_context:
+            self.worker_context.check_worker()
 
     def process(self, group: Sequence[Piece | str]) -> Iterator[Any]:
         found = self._found(group)
         for some in iter(lambda: list(islice(found, _REFS_AT_ONCE)), []):
             PROCESS.check_stopped()
-            if self._done:
-                done = self._done.among([each.ref if isinstance(each, DeadLetter) else each for each in some])
+            if self.done:
+                done = self.done.among([each.ref if isinstance(each, DeadLetter) else each for each in some])
                 self._count(int(done.sum()))
                 self._skip(int(done.sum()), done=True)
-            for each in compress(some, ~done) if self._done else some:
+            for each in compress(some, ~done) if self.done else some:
                 if isinstance(each, DeadLetter):
                     self._count()
                     yield self._dead(each)
                     continue
                 self._count(not _holds_images(each.uri))
-                generation = each.generation if self._done else ""
+                generation = each.generation if self.done else ""
                 partition = identity_hash(each.uri) % _PARTITIONS
                 yield partition, (each.extra, each.size_bytes, generation, name_bytes(each.location))
 
     def _found(self, group: Sequence[Piece | str]) -> Iterator[ImageRef | DeadLetter]:
         for output in (piece for piece in group if isinstance(piece, str)):
-            yield from self._again.refs_in_results(output) if self._again else ()
+            yield from self.again.refs_in_results(output) if self.again else ()
         pieces = [piece for piece in group if not isinstance(piece, str)]
-        yield from list_pieces(pieces, self._exclude, self._leave_out, self._allowed)
+        yield from list_pieces(pieces, self.exclude, self._leave_out, self.allowed)
 
 
 class _DropDoubles(_Counting):

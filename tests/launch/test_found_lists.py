@@ -5,12 +5,10 @@ import json
 import pytest
 
 from pipeline import run
-from pipeline.records import DeadLetter, ImageRef
 from pipeline.storage.files import write_file
 from tests.conftest import write_bright_image
 from tests.launch.jobs import rows_of
-from tests.launch.test_retry_dead import detected, letter
-from tests.shard_rows import write_rows
+from tests.launch.test_retry_dead import detected
 from tests.tfrecord_files import example
 from tests.tfrecord_files import write as write_tfrecord
 
@@ -51,21 +49,6 @@ def test_a_list_that_was_found_names_only_what_lies_where_it_was_found(folder, j
     assert "elsewhere/private.png" not in str(detected(folder))
 
 
-def test_more_may_be_named_where_the_user_says_so(folder, job):
-    plant(folder)
-    images = job("--input", "in/*.png", "in/*.jsonl", "--allow-uri-prefix", folder / "elsewhere")
-    assert "elsewhere/private.png" in detected(folder)
-    assert [reason for uri, reason in dead(folder) if "gs://" in uri] == ["not_allowed"]
-    assert images["detected"] == 3
-
-
-def test_the_dead_letters_of_an_earlier_run_in_the_input_are_bounded_as_well(folder, job):
-    planted = [letter("read", "not_found", f"{folder}/elsewhere/shadow"), letter("read", "not_found", "in/deep/listed.png")]
-    write_rows("in", letters=planted)
-    assert job("--input", "in/dead_letters/*.jsonl", "in")["dead"] == 1
-    assert dead(folder) == [(f"{folder}/elsewhere/shadow", "not_allowed")]
-
-
 def test_a_dry_run_does_not_open_what_may_not_be_named(folder, bright_model, capsys):
     write_file("in/a.jsonl", json.dumps({"uri": f"{folder}/elsewhere/private.png"}).encode())
     assert run.main(["--input", "in/a*.jsonl", "--output", "out", "--model", bright_model, "--dry-run"]) == 0
@@ -73,38 +56,11 @@ def test_a_dry_run_does_not_open_what_may_not_be_named(folder, bright_model, cap
     assert "tried" not in said and "private.png' is named in a file that was found" in said
 
 
-def recorded(record):
-    return DeadLetter(ImageRef("x", record=record), "decode", "corrupt", "no")
-
-
-def test_dead_letters_that_were_planted_in_the_output_open_nothing_elsewhere(folder, job):
-    job("--input", "in")
-    secret = f"{folder}/elsewhere/shadow"
-    planted = [
-        letter("read", "not_found", secret),
-        recorded(secret),  # tried once, with the first
-        recorded(f"{secret}@0-25"),
-        letter("read", "not_found", "/etc/dead_letters/", extra='{"a": "b"}'),
-        letter("read", "not_found", "out/../elsewhere/shadow"),
-    ]
-    (shard,) = write_rows("out", letters=planted)
-    images = job("--retry-dead", "--input", "in")
-    assert images["dead"] == len(planted) - 1 and images["detected"] == 0
-    (folder / shard).unlink()
-    (folder / shard).with_suffix(".jsonl").unlink()
-    assert {reason for _, reason in dead(folder)} == {"not_allowed"}
-    assert SECRET[:4].decode() not in str(rows_of(folder / "out", "dead_letters"))
-
-
-def wide_png(folder):
-    write_bright_image(folder / "wide.png", (200, 100), (10, 12, 30, 36))
-    return (folder / "wide.png").read_bytes()
-
-
 def test_an_image_of_a_tfrecord_file_is_tried_again_where_it_lies_in_that(folder, job):
     """Whatever it is called there: its name is what somebody wrote into the file."""
     secret = f"{folder}/elsewhere/private.png"
-    large = wide_png(folder)
+    write_bright_image(folder / "wide.png", (200, 100), (10, 12, 30, 36))
+    large = (folder / "wide.png").read_bytes()
     names = [b"first.png", secret.encode(), b"third.png"]
     (folder / "shards").mkdir()
     write_tfrecord("shards/a.tfrecord", *(example(image_encoded=large, image_source_id=name) for name in names))
@@ -120,12 +76,3 @@ def test_an_image_of_a_tfrecord_file_is_tried_again_where_it_lies_in_that(folder
     assert (images["detected"], images["dead"]) == (3, 0)
     (row,) = [row for row in rows_of(folder / "out") if row["image"]["uri"] == secret]
     assert (row["image"]["width"], row["image"]["height"]) == (200, 100), "the record, not the file of that name"
-
-
-def test_dead_letters_of_tfrecord_files_as_a_list_are_read_from_there(folder, job):
-    write_tfrecord("a.tfrecord", example(image_encoded=wide_png(folder), image_source_id=b"x.png"))
-    job("--input", "a.tfrecord", "--max-megapixels", "0.01")
-    (path,) = (folder / "out" / "dead_letters").glob("*.jsonl")
-    path.rename(folder / "again.jsonl")
-    job("--input", "again.jsonl")
-    assert detected(folder) == ["x.png"]

@@ -82,9 +82,11 @@ def test_a_compaction_that_takes_a_shard_away_loses_no_letter(tmp_path):
 
 def test_a_letter_of_a_stranger_opens_no_file_of_his_choice(tmp_path):
     forged = "/etc/dead_letters/"
-    write_rows(f"{tmp_path}", letters=[letter(forged), message({"uri": forged, "/etc/x": 1, "a": 2, "b": 3})])
-    named, opened = outcomes(replay_of("."), f"{tmp_path}")
-    assert named == [] and {each.reason for each in opened} == {"not_allowed"}
+    planted = [letter(forged), message({"uri": forged, "/etc/x": 1, "a": 2, "b": 3}), letter("in/../shadow")]
+    planted += [letter("/shadow"), letter("x", record="/shadow"), letter("x", record="/shadow@0-25")]  # the first two are one
+    write_rows(f"{tmp_path}", letters=planted)
+    named, opened = outcomes(replay_of("in"), f"{tmp_path}")
+    assert named == [] and [each.reason for each in opened] == ["not_allowed"] * 5
 
 
 @pytest.mark.parametrize(

@@ -280,11 +280,13 @@ def test_dead_letters_written_as_rows_are_a_manifest(tree):
     letters = [
         DeadLetter(ImageRef("a.jpg", "1"), "read", "not_found", "x"),
         DeadLetter(ImageRef("ä b,c.jpg", extra='{"camera": "ä"}'), "decode", "empty", "y"),
+        DeadLetter(ImageRef("x.png", "2", record="a.tfrecord@0-10"), "decode", "empty", "z"),
     ]
     (tree / "dead.jsonl").write_text("".join(json.dumps(dead_letter_row(letter)) + "\n" for letter in letters))
     assert list(list_images(["dead.jsonl"])) == [
         ImageRef(f"{tree}/a.jpg"),
         ImageRef(f"{tree}/ä b,c.jpg", extra='{"camera": "ä"}'),
+        ImageRef(f"{tree}/a.tfrecord@0-10"),
     ]
 
 
