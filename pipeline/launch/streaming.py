@@ -46,11 +46,10 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
     if job.runner.in_process and not job.in_process:
         raise ConfigError(f"direct_running_mode: a stream on {job.runner.name} runs in one process; leave the flag out")
     job.options.view_as(StandardOptions).streaming = True
-    stream = config.stream
     source = check_subscription(config.input[0])
     check_topic(config.output, "output", source)
-    for name, what in ((stream.dead_letter_topic, "dead_letter_topic"), (stream.answer_topic, "answer_topic")):
-        if name:
+    for what in ("dead_letter_topic", "answer_topic"):
+        if name := getattr(config.stream, what):
             check_topic(name, what, source)
     return job
 

@@ -47,9 +47,9 @@ class Answers:
         clock: Callable[[], float] = time.monotonic,
     ):
         self._topic, self._deadline_s, self._subscriber, self._clock = topic, deadline_s, subscriber, clock
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._open: dict[str, _Open] = {}
-        self._done: list[_Open] = []
+        self._complete = threading.Event()
 
     def open(self, request: Request) -> None:
         """Begins to collect the outcomes of a request's images, if its sender wants an answer."""
@@ -58,12 +58,12 @@ class Answers:
         refs = [image if isinstance(image, ImageRef) else image.ref for image in request.images]
         refs += [letter.ref for letter in request.dead_letters]
         self._subscriber.hold([request.message_id])
-        with self._changed:
+        with self._lock:
             self._open[request.message_id] = _Open(request, refs, self._clock() + self._deadline_s)
 
     def done(self, ref: ImageRef, outcome: Outcome) -> None:
         """Notes the outcome of an image for the message in `ref`."""
-        with self._changed:
+        with self._lock:
             opened = self._open.get(ref.message_id)
             asked = next((each for each in opened.missing if each.uri == ref.uri), None) if opened else None
             if not opened or not asked:
@@ -71,14 +71,12 @@ class Answers:
             opened.missing.remove(asked)
             opened.outcomes.append(outcome)
             if not opened.missing:
-                self._done.append(self._open.pop(ref.message_id))
-                self._changed.notify_all()
+                self._complete.set()
 
     def keep_publishing(self, closed: threading.Event) -> None:
         """Publishes answers until the run is over; the work of a thread."""
         while not closed.is_set():
-            with self._changed:
-                self._changed.wait_for(lambda: self._done, _LOOK_SECONDS)
+            self._complete.wait(_LOOK_SECONDS)
             self.publish()
         self.publish()
 
@@ -94,12 +92,13 @@ class Answers:
 
     def due(self) -> dict[str, Message]:
         """Takes the answers that are complete or overdue, each by the id of its request's message."""
-        with self._changed:
-            late = [opened for opened in self._open.values() if opened.deadline <= self._clock()]
-            due, self._done = [*self._done, *late], []
-            for opened in late:
-                del self._open[opened.request.message_id]
-        return {opened.request.message_id: self._answer(opened) for opened in due}
+        self._complete.clear()  # what completes from here on sets it again
+        with self._lock:
+            now = self._clock()
+            due = {asked: opened for asked, opened in self._open.items() if not opened.missing or opened.deadline <= now}
+            for asked in due:
+                del self._open[asked]
+        return {asked: self._answer(opened) for asked, opened in due.items()}
 
     def _answer(self, opened: _Open) -> Message:
         late_by = ImageError("answer", "deadline", f"not done within {self._deadline_s:g} s; its own message may still come")

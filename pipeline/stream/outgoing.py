@@ -101,15 +101,9 @@ def answer_message(request_id: str, outcomes: Sequence[Outcome], *, on_time: boo
 
 
 def utc(seconds: float) -> str:
-    """RFC 3339, UTC, milliseconds.
-
-    Raises:
-      ValueError: The calendar has no such moment.
-      OverflowError: The same.
-    """
-    return (
-        datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    )
+    """RFC 3339, UTC, milliseconds."""
+    moment = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _ref_attributes(ref: ImageRef, now: float) -> dict[str, str]:

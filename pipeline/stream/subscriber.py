@@ -9,10 +9,9 @@ here, come again after the subscription's own deadline.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -38,12 +37,6 @@ _RETRY = retry.Retry(predicate=is_lost_connection, initial=0.5, maximum=10.0, ti
 _log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(slots=True)
-class _Held:
-    ack_id: str
-    holds: int = 1
-
-
 class Subscriber:
     """Pulls messages ahead and holds their leases; thread-safe. It connects and begins with the first `pull`.
 
@@ -61,7 +54,8 @@ class Subscriber:
         self._threads, self._stop = threads, threads.stop
         self._changed = threading.Condition()
         self._waiting: deque[tuple[Message, int]] = deque()  # with the number of its images
-        self._held: dict[str, _Held] = {}
+        self._ack_ids: dict[str, str] = {}  # of the messages that are held
+        self._holds: Counter[str] = Counter()
         self._part = PROCESS.parts["subscriber"]
         self._mean_bytes = max_bytes / _FIRST_PULL_MESSAGES
 
@@ -101,15 +95,13 @@ class Subscriber:
         that ends, the message must be delivered again.
         """
         with self._changed:
-            for held in self._known(message_ids):
-                held.holds += 1
+            self._holds.update(each for each in message_ids if each in self._ack_ids)
 
     def end_hold(self, message_ids: Sequence[str]) -> None:
         """Ends holds, once for each time that an id is named; acknowledges messages without further holds."""
         with self._changed:
-            for held in self._known(message_ids):
-                held.holds -= 1
-            done = [each for each in {*message_ids} if each in self._held and not self._held[each].holds]
+            self._holds.subtract(each for each in message_ids if each in self._ack_ids)
+            done = [each for each in {*message_ids} if each in self._ack_ids and not self._holds[each]]
         self.acknowledge(done)
 
     def acknowledge(self, message_ids: Iterable[str]) -> None:
@@ -124,7 +116,7 @@ class Subscriber:
         """Releases all messages that a step has taken and that are not acknowledged."""
         with self._changed:
             waiting = {message.message_id for message, _ in self._waiting}
-            taken = [message_id for message_id in self._held if message_id not in waiting]
+            taken = [message_id for message_id in self._ack_ids if message_id not in waiting]
         self.release(taken)
 
     def close(self) -> None:
@@ -180,11 +172,12 @@ class Subscriber:
 
     def _take(self, received: Any) -> None:
         sent = received.message
-        if known := self._held.get(sent.message_id):  # a redelivery, whose id acknowledges all deliveries
-            known.ack_id = received.ack_id
+        is_redelivery = sent.message_id in self._ack_ids
+        self._ack_ids[sent.message_id] = received.ack_id  # it acknowledges all deliveries
+        if is_redelivery:
             return
         message = Message(sent.data, dict(sent.attributes), sent.message_id, sent.publish_time.timestamp())
-        self._held[message.message_id] = _Held(received.ack_id)
+        self._holds[message.message_id] = 1
         self._waiting.append((message, image_count(message)))
         self._part.begin()
         self._mean_bytes += 0.1 * (len(message.data) - self._mean_bytes)
@@ -192,7 +185,7 @@ class Subscriber:
     def _keep_extending(self) -> None:
         while not self._threads.closed.wait(_EXTEND_EVERY_SECONDS):
             with self._changed:
-                ack_ids = [held.ack_id for held in self._held.values()]
+                ack_ids = [*self._ack_ids.values()]
             self._call("modify_ack_deadline", ack_ids, ack_deadline_seconds=EXTEND_SECONDS)
 
     def _call(self, method: str, ack_ids: Sequence[str], **more: Any) -> None:
@@ -204,9 +197,9 @@ class Subscriber:
         except Exception as err:  # noqa: BLE001  also of a connection that is closed
             _log.warning("%s failed for %d messages, which may be delivered again: %s", method, len(ack_ids), one_line(err))
 
-    def _known(self, message_ids: Iterable[str]) -> list[_Held]:
-        return [self._held[message_id] for message_id in message_ids if message_id in self._held]
-
     def _forget(self, message_ids: Iterable[str]) -> list[str]:
         with self._changed:
-            return [self._held.pop(message_id).ack_id for message_id in message_ids if message_id in self._held]
+            known = self._ack_ids.keys() & {*message_ids}
+            for each in known:
+                del self._holds[each]
+            return [self._ack_ids.pop(each) for each in known]
