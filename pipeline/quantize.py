@@ -15,11 +15,14 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
+import importlib.util
+import io
 import json
+import logging
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +35,13 @@ from models.evaluate.ground_truth import read_truth
 from models.export import check_output_dir, written_whole
 from models.progress import shown
 from pipeline.config import BUNDLED, DetectConfig, ModelConfig, load_config
+from pipeline.detect.describe_model import onnx_file
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.load_model import local_copy
-from pipeline.detect.onnx_file import onnx_file
-from pipeline.detect.openvino_convert import HIDDEN, converted, read_description
+from pipeline.detect.openvino_convert import HIDDEN, NETWORK, converted, read_description, write_network
 from pipeline.detect.openvino_engine import INT8
-from pipeline.detect.openvino_int8 import FIGURES, check_nncf, quantise
-from pipeline.detect.versions import locate
+from pipeline.detect.versions import first_line, locate
+from pipeline.detect.warmup_requests import keep_requests, kept_requests
 from pipeline.errors import DONE, FAILED, WRONG, ConfigError, InputError, ModelError, UserError, run_command
 from pipeline.failures import ImageError
 from pipeline.feed.decode import decode_image
@@ -47,6 +50,8 @@ from pipeline.read.list_images import check_inputs, list_images
 from pipeline.records import DeadLetter, ImageRef, detection_row
 from pipeline.storage.files import read_file
 
+_FIGURES = "assets.extra/openvino_int8.json"
+_CONVOLUTIONS = ("Convolution", "GroupConvolution")
 _MOST_CALIBRATION = 300  # NNCF's own default; more change nothing
 _FEWEST = 4  # photos: two to calibrate, two to judge
 _TOGETHER = 16  # photos in flight while they are judged
@@ -87,7 +92,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _quantize(flags: argparse.Namespace) -> int:
-    check_nncf()
+    if not importlib.util.find_spec("nncf"):
+        raise ModelError("quantize: NNCF is missing; install the extra: pip install 'hybrid-detection-pipeline[quantize]'")
     given = {} if flags.min_agreement is None else {"detect.min_agreement": flags.min_agreement}
     config = load_config(flags.config, {"model.path": flags.model, **given})
     flags.min_agreement = config.detect.min_agreement  # a job refuses what agrees less
@@ -116,7 +122,7 @@ def _quantize(flags: argparse.Namespace) -> int:
         figures = _compared(of_float, of_int8, flags)
         figures |= {"quantised": folder, "nncf": importlib.metadata.version("nncf")}
         figures["photos"] = {"calibration": len(pixels), "judged": len(of_float), "split": "by the hash of their content"}
-        Path(whole, FIGURES).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        Path(whole, _FIGURES).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     ap50 = f"AP50 {figures['float32_ap50']:.2f} -> {figures['int8_ap50']:.2f}, " if flags.ground_truth else ""
     done = f"{ap50}agreement with float32 {figures['agreement']:.3f}, on {len(of_float)} photos"
     print(f"{target}: {done}; calibrated on {len(pixels)} others")
@@ -156,6 +162,78 @@ def _split(patterns: Sequence[str]) -> tuple[list[ImageRef], list[ImageRef]]:
         raise InputError(f"calibration: expected at least {_FEWEST} different photos, better some hundred, got {len(photos)}")
     half = min(len(photos) // 2, _MOST_CALIBRATION)
     return photos[:half], photos[half:]
+
+
+class _Pixels:
+    """Model inputs for NNCF, which goes through them several times; each time shows its progress."""
+
+    def __init__(self, images: Sequence[np.ndarray], batch: int):
+        self._images, self._batch = images, batch
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        for image in shown(self._images, "calibrating", "images"):
+            yield np.stack([image] * self._batch)
+
+
+def quantise(network: str, images: Sequence[np.ndarray], target: str) -> None:
+    """Quantises all but the head to int8, weights by channel and activations by what they are on some images.
+
+    Args:
+      network: Folder of the network in float32 (`openvino_convert`).
+      images: Of the model's input size, `(H, W, 3) uint8`, to calibrate with.
+      target: Folder to write.
+
+    Raises:
+      ModelError: NNCF cannot quantise the model.
+    """
+    os.environ["NNCF_CI"] = "1"  # else NNCF reports its use over the network
+    import nncf
+    import openvino
+
+    nncf.set_log_level(logging.ERROR)
+    model = openvino.Core().read_model(os.path.join(network, NETWORK))
+    head = head_of(model)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # NNCF draws bars of its own
+            small = nncf.quantize(
+                model,
+                nncf.Dataset(_Pixels(images, model.inputs[0].shape[0])),
+                preset=nncf.QuantizationPreset.MIXED,  # activations may be negative after leaky ReLU, Mish and SiLU
+                subset_size=len(images),
+                ignored_scope=nncf.IgnoredScope(names=head, validate=False),
+            )
+    except Exception as err:
+        raise ModelError(f"quantize: NNCF cannot quantise the model: {first_line(err)}") from err
+    write_network(target, small, read_description(network))
+    keep_requests(target, kept_requests(network))
+
+
+def head_of(model: Any) -> list[str]:
+    """Names of the operations to keep in float32: the last convolutions, behind which no other one stands, and all behind them.
+
+    Raises:
+      ModelError: No convolution is left to quantise.
+    """
+    operations = model.get_ordered_ops()
+    before_convolution = set()  # operations with a convolution behind them
+    for operation in reversed(operations):
+        behind = [target.get_node() for output in operation.outputs() for target in output.get_target_inputs()]
+        if any(one.get_type_name() in _CONVOLUTIONS or one.get_friendly_name() in before_convolution for one in behind):
+            before_convolution.add(operation.get_friendly_name())
+    head: dict[str, None] = {}
+    body = 0
+    for operation in operations:
+        name, inputs = operation.get_friendly_name(), [value.get_source_output().get_node() for value in operation.inputs()]
+        is_convolution = operation.get_type_name() in _CONVOLUTIONS
+        if (is_convolution and name not in before_convolution) or any(one.get_friendly_name() in head for one in inputs):
+            head[name] = None
+        body += is_convolution and name not in head
+    if not body:
+        raise ModelError("quantize: expected a model with convolutions before its head, found none; it stays as it is")
+    return list(head)
 
 
 def _rows(model: ModelConfig, detect: DetectConfig, photos: Sequence[ImageRef]) -> Rows:

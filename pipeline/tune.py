@@ -36,9 +36,9 @@ import yaml
 
 from models.evaluate.agreement import compare
 from pipeline.config import Config, check_model_is_named, load_config
+from pipeline.detect.describe_model import onnx_file
 from pipeline.detect.detector import Detector
 from pipeline.detect.load_detector import load_detector
-from pipeline.detect.onnx_file import onnx_file
 from pipeline.detect.server_protocols import PROTOCOLS
 from pipeline.detect.versions import locate
 from pipeline.errors import DONE, FAILED, WRONG, InputError, ModelError, OutputError, run_command
@@ -57,6 +57,7 @@ _ANSWERS_S, _TIMES_START = 60.0, 6.0  # a candidate answers within so many times
 _PRECISIONS = {"tensorflow": ("float32", "bfloat16"), "openvino": ("float32", "bfloat16", "int8"), "onnxruntime": ("float32",)}
 _ENGINE = ("detect.engine", "detect.precision")
 _SPAWN = multiprocessing.get_context("spawn")
+_STOPS = (signal.SIGINT, signal.SIGTERM)
 
 Settings = Mapping[str, Any]  # what differs from the settings of the start, by dotted key
 Measure = Callable[..., "Result"]  # races settings against the start, for so many rounds
@@ -108,9 +109,6 @@ def _tune(flags: argparse.Namespace) -> int:
     except ModelError as err:
         print(f"error: {err}", file=sys.stderr)
         return FAILED
-    finally:
-        for trial in multiprocessing.active_children():  # one that was just being started
-            trial.kill()
     print(verdict, file=sys.stderr)
     write_file(flags.output, _config_text(won, verdict).encode())
     print(flags.output)
@@ -152,61 +150,57 @@ def _engines(config: Config) -> list[str]:
     return [name for name in ("onnxruntime" if is_onnx else "tensorflow", *on_cpu) if importlib.util.find_spec(name)]
 
 
-class Trial:
-    """A process that runs the detector with some settings; a context manager. It begins to load at once.
+@contextlib.contextmanager
+def trial(configs: Sequence[str], settings: Settings, photos: Sequence[str], answers_s: float) -> Iterator[Callable[..., Any]]:
+    """Runs the detector with some settings in a process of its own, which begins to load at once.
 
     Args:
       configs: Config files of the job.
       settings: What differs from them, by dotted key.
       photos: Paths of images.
       answers_s: Longest wait for an answer.
+
+    Yields:
+      A function that returns the rows of the photos, once; with a number of seconds, the images per second in a turn of that
+      length. It raises ModelError if the detector cannot be loaded so, or does not answer.
     """
+    connection, theirs = _SPAWN.Pipe()
+    process = _SPAWN.Process(target=_serve, args=(theirs, configs, settings, photos))
 
-    def __init__(self, configs: Sequence[str], settings: Settings, photos: Sequence[str], answers_s: float):
-        self._answers_s = answers_s
-        self._connection, theirs = _SPAWN.Pipe()
-        self._process = _SPAWN.Process(target=_serve, args=(theirs, configs, settings, photos))
-        self._process.start()
-        theirs.close()
-
-    def __enter__(self) -> Trial:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid or 0, signal.SIGKILL)
-        self._process.kill()
-        self._process.join()
-        self._connection.close()
-
-    def rate(self, seconds: float) -> float:
-        """Images per second, in a turn of so many seconds; raises ModelError if the process does not answer."""
+    def answer(*seconds: float) -> Any:
         with contextlib.suppress(BrokenPipeError):
-            self._connection.send(seconds)
-        rate: float = self.answer()
-        return rate
-
-    def answer(self) -> Any:
-        """The next answer; the first one has the rows of the photos.
-
-        Raises:
-          ModelError: The detector cannot be loaded so, or does not answer.
-        """
-        if not self._connection.poll(self._answers_s):
-            raise ModelError(f"did not answer for {self._answers_s:.0f} s")
+            for each in seconds:
+                connection.send(each)
+        if not connection.poll(answers_s):
+            raise ModelError(f"did not answer for {answers_s:.0f} s")
         try:
-            answer = self._connection.recv()
+            found = connection.recv()
         except EOFError:
-            self._process.join()
-            raise ModelError(f"the process ended with exit code {self._process.exitcode}") from None
-        if isinstance(answer, ModelError):
-            raise answer
-        return answer
+            process.join()
+            raise ModelError(f"the process ended with exit code {process.exitcode}") from None
+        if isinstance(found, ModelError):
+            raise found
+        return found
+
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # in the process for good: only SIGKILL ends it, without a traceback
+        process.start()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+        theirs.close()
+        yield answer
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+        if process.pid:
+            with contextlib.suppress(ProcessLookupError):  # it has no group yet
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+            process.join()
+        connection.close()
 
 
 def _serve(connection: Connection, configs: Sequence[str], settings: Settings, photos: Sequence[str]) -> None:
     """Runs in the process of a trial: answers with the rows of the photos, then with a rate for each number of seconds."""
-    os.setsid()  # Ctrl-C is for the command, which then ends this process with its converters
+    os.setsid()  # so that the command can end this process with its converters
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1), os.dup2(nothing, 2)  # TensorFlow prints
     try:
@@ -310,8 +304,8 @@ def race(
       ModelError: The model cannot be used with the settings of the start.
     """
     began = time.monotonic()
-    with Trial(configs, given, photos, _START_ANSWERS_S) as start:
-        expected = start.answer()
+    with trial(configs, given, photos, _START_ANSWERS_S) as start:
+        expected = start()
         if not expected:
             raise InputError(f"input: none of the {len(photos)} files is an image that can be decoded")
         if not any(row["detections"] for row in expected):
@@ -319,20 +313,19 @@ def race(
         answers_s = max(_ANSWERS_S, _TIMES_START * (time.monotonic() - began))
 
         def measure(settings: Settings, rounds: int = _ROUNDS) -> Result:
-            result = Result(settings)
-            with Trial(configs, {**given, **settings}, photos, answers_s) as trial:
+            with trial(configs, {**given, **settings}, photos, answers_s) as other:
                 try:
-                    agreement = compare(trial.answer(), expected, match="path")["agreement"]
+                    agreement = compare(other(), expected, match="path")["agreement"]
                     if agreement < min_agreement:
                         raise ModelError(f"it finds other objects: agreement {agreement:.3f}, wanted {min_agreement}")
-                    rates = [start.rate(turn_s)]
+                    rates = [start(turn_s)]
                     for _ in range(rounds):
-                        rates += [trial.rate(turn_s), start.rate(turn_s)]
+                        rates += [other(turn_s), start(turn_s)]
                 except ModelError as err:
-                    return dataclasses.replace(result, refused=str(err))
+                    return Result(settings, refused=str(err))
             beside = itertools.pairwise(rates[::2])  # the turns of the start before and after each
             ratios = [2 * rate / sum(two) for rate, two in zip(rates[1::2], beside, strict=True)]
-            return dataclasses.replace(result, rates=rates[1::2], ratios=ratios)
+            return Result(settings, rates[1::2], ratios)
 
         yield measure
 

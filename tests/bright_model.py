@@ -7,14 +7,10 @@ from models.metadata import DetectorMetadata, write_metadata
 INPUT_HW = (96, 128)
 
 
-def export_bright_model(
-    output: Path, resize: str = "stretch", fails_above_batch: int | None = None, hangs_on_white: bool = False
-) -> str:
+def export_bright_model(output: Path, resize: str = "stretch", hangs_on_white: bool = False) -> str:
     """Writes the SavedModel; returns its base folder (the folder of versions).
 
     With `hangs_on_white` it never returns from a batch with an image that is white all over: it waits at an empty queue.
-
-    With `fails_above_batch` it asks for an absurd amount of memory in larger batches, so it really runs out of it.
     """
     import tensorflow as tf
 
@@ -28,9 +24,6 @@ def export_bright_model(
         @tf.function(input_signature=[tf.TensorSpec((None, height, width, 3), tf.uint8, "images")])
         def detect(self, images):
             bright = tf.cast(images[..., 1], tf.float32) > self.threshold
-            if fails_above_batch:
-                hoard = tf.cast(tf.maximum(tf.shape(images)[0] - fails_above_batch, 0), tf.int64) * 2**50
-                bright = tf.logical_and(bright, tf.reduce_sum(tf.zeros([hoard], tf.float32)) == 0.0)
             if hangs_on_white:
                 white = tf.reduce_any(tf.reduce_min(tf.cast(images, tf.int32), [1, 2, 3]) == 255)
                 queue = tf.raw_ops.FIFOQueueV2(component_types=[tf.bool])

@@ -89,8 +89,8 @@ def test_without_a_picture_of_an_object_there_is_no_golden_image(foreign_model, 
 @pytest.mark.parametrize(
     "save",
     [
-        pytest.param(lambda folder: export_yolo(folder, "4+C,M", metadata={}), id="Ultralytics"),
-        pytest.param(lambda folder: export_yolo(folder, "M,6", metadata={}), id="Ultralytics, suppressed"),
+        pytest.param(lambda folder: export_yolo(folder, "4+C,M"), id="Ultralytics"),
+        pytest.param(lambda folder: export_yolo(folder, "M,6"), id="Ultralytics, suppressed"),
         pytest.param(lambda folder: save_yolov4(folder, 0.2), id="YOLOv4 of TensorFlow"),
     ],
 )

@@ -12,10 +12,9 @@ import pytest
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.golden import GOLDEN
 from pipeline.detect.load_detector import load_detector
-from pipeline.detect.openvino_int8 import head_of
 from pipeline.detect.versions import locate
 from pipeline.errors import ModelError
-from pipeline.quantize import main
+from pipeline.quantize import head_of, main
 from pipeline.records import EncodedImage, ImageRef
 from tests.conftest import REPO
 

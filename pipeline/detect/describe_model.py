@@ -1,19 +1,26 @@
-"""Describes a detector's inputs and outputs: by its own metadata or its signature, overridden by the config."""
+"""Describes a detector's inputs and outputs: by its own metadata or its signature, overridden by the config.
+
+An ONNX model is one file, or a folder with `model.onnx` and perhaps a description, as `detect-objects import` writes it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import yaml
 
 from models.class_names import read_class_names
 from models.metadata import METADATA_PATH, DetectorMetadata, read_metadata, what_is_wrong
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect.families import THRESHOLDS, ExportNotes, measure, recognise
+from pipeline.detect.families import THRESHOLDS, ExportNotes, measure, notes_from, recognise
 from pipeline.detect.signature import Signature
-from pipeline.detect.versions import first_line
+from pipeline.detect.versions import ONNX_MODEL, first_line
 from pipeline.errors import ModelError
+
+_NOTED = ("names", "imgsz", "task")  # properties that Ultralytics writes into an ONNX file
 
 
 def own_metadata(local: str, folder: str) -> DetectorMetadata | None:
@@ -68,6 +75,39 @@ def describe(
         return metadata if described else measure(signature, metadata, given, known)
     except ValueError as err:
         raise ModelError(f"model {folder}: {err}") from err
+
+
+def onnx_file(local: str) -> str | None:
+    """The ONNX file of a model's files on this machine; None if it is another kind of model."""
+    path = local if local.endswith(".onnx") else os.path.join(local, ONNX_MODEL)
+    return path if os.path.isfile(path) else None
+
+
+def describe_onnx(
+    signature: Signature, local: str, folder: str, model: ModelConfig, detect: DetectConfig, *, properties: Mapping[str, str]
+) -> DetectorMetadata:
+    """A model's metadata: its own, or as recognised, overridden by the config; see `describe`.
+
+    Args:
+      signature: The model's inputs and outputs.
+      local: Its files on this machine.
+      folder: Where they are from.
+      model: The config.
+      detect: How to run it.
+      properties: The file's `metadata_props`.
+
+    Raises:
+      ModelError: It is no detector that is recognised.
+    """
+
+    def read_notes() -> ExportNotes:
+        try:
+            return notes_from({name: yaml.safe_load(properties[name]) for name in _NOTED if name in properties}, "its properties")
+        except yaml.YAMLError as err:
+            raise ValueError(f"its properties cannot be understood: {first_line(err)}") from err
+
+    described = None if local.endswith(".onnx") else own_metadata(local, folder)
+    return describe(signature, described, model, folder, detect, read_notes=read_notes)
 
 
 def _metadata_of(fields: dict[str, Any]) -> DetectorMetadata:

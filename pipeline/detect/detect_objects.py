@@ -79,19 +79,16 @@ class DetectObjects(beam.PTransform):
         **settings: Any,
     ):
         super().__init__()
-        self._model = ModelConfig(path=model) if isinstance(model, str) else model
-        self._detect = dataclasses.replace(detect or DetectConfig(), **settings)
-        self._samples = samples
-        self._read = read or ReadConfig()
-        self._lazily = lazily
+        model = ModelConfig(path=model) if isinstance(model, str) else model
+        detect = dataclasses.replace(detect or DetectConfig(), **settings)
+        self._handler = DetectorHandler(functools.partial(shared_detector, model, detect, samples, read), lazily=lazily)
 
     def expand(self, images: beam.PCollection[Image]) -> DetectedAndDead:
         """Wires the steps of the module's drawing."""
-        handler = DetectorHandler(self._model, self._detect, self._samples, self._read, lazily=self._lazily)
         results = (
             images
-            | "StartDetecting" >> beam.ParDo(StartDetecting(handler)).with_output_types(Chunk)
-            | "RunInference" >> RunInference(handler)
+            | "StartDetecting" >> beam.ParDo(StartDetecting(self._handler)).with_output_types(Chunk)
+            | "RunInference" >> RunInference(self._handler)
             | "PartDeadLetters" >> beam.FlatMap(_part).with_outputs("dead", main="detected")
         )
         return DetectedAndDead(results.detected, results.dead)
@@ -246,30 +243,19 @@ class DetectorHandler(ModelHandler[Chunk, Chunk, Callable[[], Detector]]):
     detector.
 
     Args:
+      load: Returns the process's detector; the first call loads it.
       lazily: Whether the first image loads the model, instead of the start of the worker.
     """
 
-    def __init__(
-        self,
-        model: ModelConfig | LoadModel,
-        detect: DetectConfig,
-        samples: int = 0,
-        read: ReadConfig | None = None,
-        *,
-        lazily: bool = False,
-    ):
+    def __init__(self, load: Callable[[], Detector], *, lazily: bool = False):
         super().__init__()
-        self._model = model
-        self._detect = detect
-        self._samples = samples
-        self._read = read or ReadConfig()
+        self._load = load
         self._lazily = lazily
 
     def load_model(self) -> Callable[[], Detector]:
-        detector = functools.partial(shared_detector, self._model, self._detect, self._samples, self._read)
         if not self._lazily:
-            detector()
-        return detector
+            self._load()
+        return self._load
 
     def run_inference(
         self, batch: Sequence[Chunk], model: Callable[[], Detector], inference_args: dict[str, Any] | None = None

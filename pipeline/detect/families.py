@@ -1,21 +1,8 @@
 """Recognises detectors that do not describe themselves, by one table of families.
 
 `detect-objects import` writes what is recognised into the model (`models.metadata`), and jobs read it there. A job recognises a
-SavedModel of others by the same table. A family is told by names and shapes of outputs, and by the outputs for an image of noise:
-
-| family | outputs | told by |
-|---|---|---|
-| TF Object Detection API | `detection_boxes` yxyx, `detection_classes` from 1 | names |
-| DETR, YOLOS | `logits` `(N, Q, C + 1)` for softmax, `pred_boxes` cxcywh, shares | names, and the number of classes |
-| RT-DETR, Deformable DETR | the same with C logits for sigmoid | names, and the number of classes |
-| YOLO-NAS | `(N, M, 4)` xyxy in pixels and `(N, M, C)` | shapes, and corners in order |
-| Ultralytics YOLOv8 and later | `(N, 4 + C, M)` cxcywh, pixels; shares where made on the way to TFLite | shape |
-| the same with `nms=True`, or end to end (v10, v26) | `(N, M, 6)` xyxy, then confidence and class | shape |
-| YOLOv5's `export.py`, YOLOv7 | `(N, M, 5 + C)` cxcywh, shares, with an objectness | shape |
-| YOLOv6 | the same in pixels | an objectness that is 1 everywhere |
-| YOLOX | the same: offset from the cell and log size, or decoded in pixels; BGR in 0..255 | where its boxes for noise are |
-| RT-DETR of Ultralytics | `(N, 300, 4 + C)` cxcywh, shares | shape |
-| YOLOv4 of tensorflow-yolov4-tflite | `(N, M, 4 + C)` yxyx, shares, M as many as pass its threshold | shape, and its graph |
+SavedModel of others by the same table. A family is told by names and shapes of outputs, and by the outputs for an image of noise;
+docs/models.md lists them.
 
 An export without suppression has one candidate for each cell of its grids (strides 8, 16, 32), YOLOv5 three; so the shape mostly
 shows which axis is which. A shape does not show units: they are measured. DETR and its kin need no suppression.

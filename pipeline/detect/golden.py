@@ -36,16 +36,12 @@ class GoldenImage:
     Attributes:
       name: Its file.
       content: Its bytes.
-      row: The expected detections, as a job writes them.
-      score_threshold: Of the row; objects below it are unknown.
-      iou_threshold: Of the row.
+      row: The expected detections, as a job writes them, with the thresholds of that; objects below these are unknown.
     """
 
     name: str
     content: bytes
     row: Mapping[str, Any]
-    score_threshold: float
-    iou_threshold: float
 
 
 def read_golden(local: str, folder: str) -> tuple[GoldenImage, ...]:
@@ -74,12 +70,10 @@ def _golden_image(folder: str, row: Mapping[str, Any]) -> GoldenImage:
     name = str(row["image"]["uri"])
     if os.path.basename(name) != name:
         raise ValueError(f"expected names of files beside {ROWS}, got {name!r}")
-    try:
-        thresholds = float(row["score_threshold"]), float(row["iou_threshold"])
-    except (KeyError, TypeError, ValueError) as err:
-        raise ValueError(f"expected score_threshold and iou_threshold in each row of {ROWS}, not so that of {name}") from err
+    if not all(isinstance(row.get(threshold), (int, float)) for threshold in ("score_threshold", "iou_threshold")):
+        raise ValueError(f"expected score_threshold and iou_threshold in each row of {ROWS}, not so that of {name}")
     with open(os.path.join(folder, name), "rb") as file:
-        return GoldenImage(name, file.read(), row, *thresholds)
+        return GoldenImage(name, file.read(), row)
 
 
 def failing_request(requests: Sequence[bytes | np.ndarray], engine: Batcher, detect_in: DetectIn) -> str | None:
@@ -115,7 +109,7 @@ def disagreement(golden: Sequence[GoldenImage], detect_in: DetectIn, detect: Det
     for image, result in zip(golden, results, strict=True):
         if isinstance(result, DeadLetter):
             return f"fails on its golden image {image.name}: {result.message}"
-        least = max(detect.score_threshold, image.score_threshold)
+        least = max(detect.score_threshold, image.row["score_threshold"])
         expected.append(_let_through(image.row, least, detect))
         found.append(_let_through(detection_row(result), least, detect))
     agreement = compare(found, expected)["agreement"]
@@ -128,7 +122,7 @@ def disagreement(golden: Sequence[GoldenImage], detect_in: DetectIn, detect: Det
         return None
     with_objects = [n for n in range(len(golden)) if expected[n]["detections"] or found[n]["detections"]]
     worst = min(with_objects, key=lambda n: compare([found[n]], [expected[n]])["agreement"])
-    thresholds = f"made at iou_threshold {golden[worst].iou_threshold}, here {detect.iou_threshold}"
+    thresholds = f"made at iou_threshold {golden[worst].row['iou_threshold']}, here {detect.iou_threshold}"
     return (
         f"its agreement with its golden images is {agreement:.3f}, expected {detect.min_agreement} or more (min_agreement); "
         f"it differs most in {golden[worst].name}, {thresholds}"

@@ -47,11 +47,9 @@ def shared_detector(
     return _detectors[key]
 
 
-def detector_in_use(
-    model: ModelConfig, detect: DetectConfig, samples: int = 0, read: ReadConfig | None = None
-) -> Detector | None:
+def detector_in_use(model: ModelConfig, detect: DetectConfig, samples: int, read: ReadConfig) -> Detector | None:
     """The process's detector for these settings; None if no image has needed it."""
-    return _detectors.get((model, detect, samples, read or ReadConfig()))
+    return _detectors.get((model, detect, samples, read))
 
 
 def load_detector(

@@ -16,11 +16,10 @@ from models.metadata import METADATA_PATH, DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect import tensorflow_setup
 from pipeline.detect.batcher import Batcher
-from pipeline.detect.describe_model import name_of_model, own_metadata
+from pipeline.detect.describe_model import name_of_model, onnx_file, own_metadata
 from pipeline.detect.engine import ModelFailed, OpenedModel, OpenModel, OutOfMemory, opener_of
 from pipeline.detect.golden import GoldenImage, read_golden
 from pipeline.detect.loaded_model import LoadedModel
-from pipeline.detect.onnx_file import onnx_file
 from pipeline.detect.process_memory import trim_memory
 from pipeline.detect.remote_engine import RemoteServer, check_engine
 from pipeline.detect.tensorflow_engine import described_signature

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.describe_model import describe_onnx, onnx_file
 from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel, OutOfMemory, concurrent_batches_of
 from pipeline.detect.model_arrays import feed_of, split_metadata, split_outputs
-from pipeline.detect.onnx_file import describe_onnx, onnx_file
 from pipeline.detect.process_memory import cap_malloc_arenas
 from pipeline.detect.signature import Arrays, Signature, Tensor, channels_last
 from pipeline.detect.versions import first_line

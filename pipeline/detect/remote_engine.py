@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import sys
@@ -29,7 +30,6 @@ _BUSY = ("RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")
 _REQUEST_SECONDS = 60.0  # the deadline of one request
 _TRIES = 3  # while a server is busy; then the images may be the reason
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
-_REST_S = 5.0  # an endpoint that failed is left alone for so long, if there is another one
 _NOTICE_S = 3.0
 _BATCH_SIZES = (1, 2, 4, 8)
 _T = TypeVar("_T")
@@ -58,7 +58,6 @@ class RemoteServer:
         self._path, self._wait_s = model.path, model.server_wait_s
         self._protocol = PROTOCOLS[engine](found[3], model.signature or "serving_default", _REQUEST_SECONDS)
         self._clients = [self._protocol.connect(host, secure=found[1] == "grpcs") for host in found[2].split(",")]
-        self._failed_at = [-_REST_S] * len(self._clients)
         self._turns = itertools.count()
         self._lock = threading.Lock()
         self._away_since: float | None = None
@@ -87,9 +86,11 @@ class RemoteServer:
         """
         blank = {name: np.zeros_like(array[:1]) if array.ndim else array for name, array in feed.items()}
 
-        def images_at_fault() -> bool:
+        def images_at_fault(client: Any) -> bool:
             """Of several images the caller tries each one; a single one is at fault where a blank one is not."""
-            return _count(feed) > 1 or self._loading or (self._accepts(blank, wanted) and not self._accepts(feed, wanted))
+            if _count(feed) > 1 or self._loading:
+                return True
+            return self._accepts(client, blank, wanted) and not self._accepts(client, feed, wanted)
 
         return self._with_retries(lambda client: self._request(client, feed, wanted), images_at_fault)
 
@@ -102,9 +103,9 @@ class RemoteServer:
         for client in self._clients:
             client.close()
 
-    def _accepts(self, feed: Mapping[str, np.ndarray], wanted: Sequence[str]) -> bool:
+    def _accepts(self, client: Any, feed: Mapping[str, np.ndarray], wanted: Sequence[str]) -> bool:
         try:
-            self._request(self._next()[1], feed, wanted)
+            self._request(client, feed, wanted)
         except Exception:  # noqa: BLE001  whatever a server answers
             return False
         return True
@@ -119,17 +120,16 @@ class RemoteServer:
             arrays.append(array)
         return arrays
 
-    def _with_retries(self, call: Callable[[Any], _T], images_at_fault: Callable[[], bool] = lambda: True) -> _T:
+    def _with_retries(self, call: Callable[[Any], _T], images_at_fault: Callable[[Any], bool] = lambda _: True) -> _T:
         """Calls one endpoint after the other until one answers; waits with growing pauses while none does."""
-        pause = _FIRST_PAUSE_S
+        pause, first = _FIRST_PAUSE_S, next(self._turns)
         for attempt in itertools.count(1):
-            number, client = self._next()
+            client = self._clients[(first + attempt) % len(self._clients)]
             try:
                 answer = call(client)
             except Exception as err:  # noqa: BLE001  tritonclient's own, gRPC's and NumPy's, for what the server answers
-                self._note_failure(number, err, images_at_fault, attempt)
+                self._note_failure(err, functools.partial(images_at_fault, client), attempt)
             else:
-                self._failed_at[number] = -_REST_S
                 with self._lock:
                     self._away_since, self._announced = None, False
                 return answer
@@ -138,11 +138,9 @@ class RemoteServer:
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
         raise AssertionError
 
-    def _note_failure(self, number: int, err: Exception, images_at_fault: Callable[[], bool], attempt: int) -> None:
+    def _note_failure(self, err: Exception, images_at_fault: Callable[[], bool], attempt: int) -> None:
         """Returns if another attempt may help, else raises."""
         code, reason = _code_and_reason(err)
-        if code in _AWAY:
-            self._failed_at[number] = time.monotonic()
         # a server that has just come may still load a model that it does not know
         is_unknown = self._loading and code == "NOT_FOUND" and self._away_since is None
         may_pass = code in _AWAY and not is_unknown
@@ -161,14 +159,6 @@ class RemoteServer:
             raise ModelError(f"the job was stopped while it waited for model {self._path}") from err
         if away_s > self._wait_s:
             raise ModelError(f"model {self._path} has not answered for {self._wait_s:g} s: {reason}") from err
-
-    def _next(self) -> tuple[int, Any]:
-        """The endpoint whose turn it is, of those that have not failed lately; of all if all have."""
-        first, many = next(self._turns), len(self._clients)
-        numbers = [(first + n) % many for n in range(many)]
-        rested = (n for n in numbers if time.monotonic() - self._failed_at[n] > _REST_S)
-        chosen = next(rested, numbers[0])
-        return chosen, self._clients[chosen]
 
 
 def _count(feed: Mapping[str, np.ndarray]) -> int:

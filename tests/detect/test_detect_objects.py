@@ -1,5 +1,7 @@
 """What StartDetecting starts at once: chunks as large as a batch, bounded by images and by encoded bytes."""
 
+import functools
+
 import apache_beam as beam
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.detect_objects import DetectObjects, DetectorHandler, StartDetecting
+from pipeline.detect.load_detector import shared_detector
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.records import EncodedImage, ImageRef
 
@@ -45,7 +48,7 @@ def nothing(_detect):
 )
 def test_a_chunk_is_bounded_by_images_and_by_bytes(kilobytes, chunks):
     content = b"x" * (kilobytes * 1000)
-    starting = StartDetecting(DetectorHandler(nothing, DetectConfig()))
+    starting = StartDetecting(DetectorHandler(functools.partial(shared_detector, nothing, DetectConfig())))
     with beam.Pipeline() as pipeline:
         images = pipeline | beam.Create([sum(chunks)]) | beam.FlatMap(lambda n: [EncodedImage(ImageRef("a"), content)] * n)
         sizes = images | beam.ParDo(starting) | beam.Map(lambda chunk: len(chunk.images))

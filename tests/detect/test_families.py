@@ -1,4 +1,6 @@
-"""YOLOX, YOLOv6, YOLO-NAS, DETR and RT-DETR without config: their boxes are those of the tools' own steps, in NumPy."""
+"""Models of others, mostly without config: their boxes are those of the tools' own steps, in NumPy."""
+
+import functools
 
 import cv2
 import numpy as np
@@ -30,7 +32,7 @@ def picture(size_wh, seed):
     return EncodedImage(ImageRef(f"{seed}.png"), cv2.imencode(".png", pixels[..., ::-1])[1].tobytes()), pixels
 
 
-PICTURES = [picture(size_wh, seed) for seed, size_wh in enumerate([(200, 133), (97, 231), (301, 99), (96, 64)])]
+PICTURES = [picture(size_wh, seed) for seed, size_wh in enumerate([(200, 133), (97, 231), (301, 99), (96, 64), (512, 128)])]
 
 
 def channels(images, top):
@@ -136,7 +138,8 @@ def yolox_input(pixels):
     return boxed[..., ::-1].astype(np.float32), scale, offset
 
 
-def yolov6_input(pixels):
+def letterboxed(pixels):
+    """`LetterBox` of Ultralytics, and of YOLOv6."""
     h, w = pixels.shape[:2]
     r = min(HW[0] / h, HW[1] / w)
     size = round(w * r), round(h * r)
@@ -177,6 +180,17 @@ def yolox_boxes(outputs):
         ]
     )
     return centres_to_corners(boxes), rows[:, 4:5] * rows[:, 5:]
+
+
+def boxes_of_ultralytics(layout, units):
+    def read(outputs):
+        (rows,) = outputs["output_0"]
+        rows = (rows.T if layout == "4+C,M" else rows).astype(float)
+        boxes = rows[:, :4] if layout == "M,6" else centres_to_corners(rows[:, :4])
+        scores = {"M,5+C": rows[:, 4:5] * rows[:, 5:], "M,6": rows[:, 4:5] * np.eye(3)[rows[:, -1].astype(int) % 3]}
+        return boxes * (np.array([*HW[::-1]] * 2) if units == "norm" else 1), scores.get(layout, rows[:, 4:])
+
+    return read
 
 
 def decoded_boxes(outputs):
@@ -222,6 +236,19 @@ def best_of(boxes, scores, suppress):
 @pytest.mark.parametrize(
     ("save", "config", "fit", "read", "suppress"),
     [
+        *(
+            pytest.param(
+                functools.partial(export_yolo, layout=layout, units=units),
+                {},
+                letterboxed,
+                boxes_of_ultralytics(layout, units),
+                layout != "M,6",
+                id=f"Ultralytics, {layout}, {units}",
+                marks=pytest.mark.slow,
+            )
+            for layout in ("4+C,M", "M,4+C", "M,5+C", "M,6")
+            for units in ("pixels", "norm")
+        ),
         pytest.param(save_yolox, {"class_names": NAMES}, yolox_input, yolox_boxes, True, id="YOLOX"),
         pytest.param(
             lambda folder: save_yolox(folder, raw=False),
@@ -231,7 +258,7 @@ def best_of(boxes, scores, suppress):
             True,
             id="YOLOX, decoded",
         ),
-        pytest.param(save_yolov6, {"class_names": NAMES}, yolov6_input, decoded_boxes, True, id="YOLOv6"),
+        pytest.param(save_yolov6, {"class_names": NAMES}, letterboxed, decoded_boxes, True, id="YOLOv6"),
         pytest.param(save_yolo_nas, {}, yolo_nas_input, yolo_nas_boxes, True, id="YOLO-NAS"),
         pytest.param(lambda folder: save_detr(folder, 92), {}, detr_input, detr_boxes, False, id="DETR of COCO"),
         pytest.param(
@@ -278,7 +305,10 @@ def test_boxes_are_those_of_the_tools_own_steps(tmp_path, save, config, fit, rea
         ious = iou_matrix((boxes - offset) / scale + apart[0], found.boxes_xyxy + apart[1])
         match = ious.argmax(axis=1)  # boxes on the grey border have one confidence, so their order is open
         assert sorted(match) == [*range(len(found))] and ious.max(axis=1).min() > 0.999
+        assert (found.class_ids[match] == classes).all()
+        np.testing.assert_allclose(found.boxes_xyxy[match], (boxes - offset) / scale, atol=2e-3)  # pixels, of up to 512
         np.testing.assert_allclose(found.confidences[match], confidences, atol=2e-5)
+        assert (np.diff(found.confidences) <= 0).all()
         counts.append(len(boxes))
     assert min(counts) > 1  # else nothing would have been compared
 
@@ -293,8 +323,8 @@ def test_boxes_are_those_of_the_tools_own_steps(tmp_path, save, config, fit, rea
         (lambda folder: save_detr(folder, 91, 300), "Deformable DETR"),
         (lambda folder: save_detr(folder, 80, 300), "RT-DETR"),
         (save_rtdetr_of_ultralytics, "RT-DETR of Ultralytics"),
-        (lambda folder: export_yolo(folder, "4+C,M", metadata={}), "YOLO of Ultralytics"),
-        (lambda folder: export_yolo(folder, "M,6", metadata={}), "YOLO of Ultralytics with suppression"),
+        (lambda folder: export_yolo(folder, "4+C,M"), "YOLO of Ultralytics"),
+        (lambda folder: export_yolo(folder, "M,6"), "YOLO of Ultralytics with suppression"),
         (lambda folder: save_yolov4(folder, 0.2), "YOLOv4 of tensorflow-yolov4-tflite"),
     ],
 )

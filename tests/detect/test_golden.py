@@ -34,8 +34,8 @@ def row_of(*found):
 
 
 def golden_of(*found, name="a.png", iou_threshold=0.45):
-    row = row_of(*found)
-    return GoldenImage(name, name.encode(), {**row, "image": {"uri": name}}, 0.25, iou_threshold)
+    thresholds = {"score_threshold": 0.25, "iou_threshold": iou_threshold}
+    return GoldenImage(name, name.encode(), {**row_of(*found), "image": {"uri": name}, **thresholds})
 
 
 def finding(*found):

@@ -115,7 +115,7 @@ def test_golden_images_with_the_best_class_of_each_box_stay_golden(tmp_path):
             load_detector(ModelConfig(path=folder), dataclasses.replace(SETTINGS, score_threshold=0.5, labels_per_box=labels))
         )
         rows.append(detection_row(detectors[-1].detect([IMAGE])[0]))
-    golden = [GoldenImage("a.png", IMAGE.content, rows[0], 0.5, 0.45)]
+    golden = [GoldenImage("a.png", IMAGE.content, {**rows[0], "score_threshold": 0.5, "iou_threshold": 0.45})]
     assert len(rows[1]["detections"]) > len(rows[0]["detections"])
     settings = dataclasses.replace(SETTINGS, score_threshold=0.5)
     assert disagreement(golden, detectors[1].detect, settings) is None

@@ -16,7 +16,7 @@ SETTINGS = DetectConfig(batch_sizes=(1, 2, 4), concurrent_batches=2)
 CONFIG = {"class_names": NAMES, "box_format": "yxyx", "box_units": "norm", "resize": "stretch", "packed_layout": "M,4+C"}
 
 
-def save_yolov4(folder, threshold, batch=None):
+def save_yolov4(folder, threshold):
     """As the TensorFlow YOLOv4 of hunglc007 exports: `core/yolov4.py`, `filter_boxes`, after a small grid instead of its network.
 
     A cell's score is its brightness; so each image has as many candidates as bright cells.
@@ -41,7 +41,7 @@ def save_yolov4(folder, threshold, batch=None):
         boxes = tf.concat([(box_yx - box_hw / 2.0) / input_shape, (box_yx + box_hw / 2.0) / input_shape], axis=-1)
         return {"tf_concat_18": tf.concat([boxes, pred_conf], axis=-1)}
 
-    return save_model(folder, predict, tf.TensorSpec((batch, *HW, 3), tf.float32, "input_1"))
+    return save_model(folder, predict, tf.TensorSpec((None, *HW, 3), tf.float32, "input_1"))
 
 
 def save_normaliser(folder, batch=None):

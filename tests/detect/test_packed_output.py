@@ -1,9 +1,7 @@
-"""YOLO exports with one joined output are recognised without config, and give the boxes that a plain reading of it gives."""
+"""YOLO exports with one joined output are recognised without config: layout, units, and what the export says of itself."""
 
-import dataclasses
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 
@@ -14,58 +12,16 @@ from pipeline.detect.load_detector import load_detector
 from pipeline.detect.load_model import load
 from pipeline.detect.signature import Signature, Tensor
 from pipeline.errors import ModelError
-from pipeline.records import EncodedImage, ImageRef
-from tests.yolo_exports import INPUT_HW, NAMES, export_yolo, letterboxed, plain_detections
+from tests.detect.test_families import PICTURES
+from tests.yolo_exports import INPUT_HW, NAMES, export_yolo
 
 SETTINGS = DetectConfig(batch_sizes=(1, 4), concurrent_batches=2)
-SIZES_WH = [(256, 64), (64, 192), (128, 96), (512, 128), (250, 83), (83, 250)]  # the last two: fractions of input pixels
-
-
-def blocks(size_wh: tuple[int, int], seed: int) -> np.ndarray:
-    """An image of blocks, each of one colour: RGB."""
-    draw = np.random.default_rng(seed)
-    many = draw.integers(0, 255, (-(-size_wh[1] // 16), -(-size_wh[0] // 16), 3), np.uint8).repeat(16, 0).repeat(16, 1)
-    return np.ascontiguousarray(many[: size_wh[1], : size_wh[0]])
-
-
-def encoded(pixels_rgb: np.ndarray, name: str) -> EncodedImage:
-    return EncodedImage(ImageRef(name), cv2.imencode(".png", pixels_rgb[..., ::-1])[1].tobytes())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("units", ["pixels", "norm"])
-@pytest.mark.parametrize("layout", ["4+C,M", "M,4+C", "M,5+C", "M,6"])
-def test_the_boxes_are_those_of_a_plain_reading(tmp_path, layout, units):
-    """Of images of six shapes: units, letterbox, best class, threshold and suppression."""
-    import tensorflow as tf
-
-    folder = export_yolo(tmp_path / "yolo_saved_model", layout, units=units, metadata={})
-    pictures = [blocks(size_wh, seed) for seed, size_wh in enumerate(SIZES_WH)]
-    score = 0.55 if layout == "M,6" else 0.25  # fewer than at most, also where nothing is suppressed
-    detector = load_detector(ModelConfig(path=folder), dataclasses.replace(SETTINGS, score_threshold=score))
-    try:
-        results = detector.detect([encoded(picture, f"{n}.png") for n, picture in enumerate(pictures)])
-    finally:
-        detector.close()
-    signature = tf.saved_model.load(folder).signatures["serving_default"]
-    counts = []
-    for picture, result in zip(pictures, results, strict=True):
-        fitted, scale, offset_xy = letterboxed(picture)
-        joined = signature(images=tf.constant(fitted[None]))["output_0"].numpy()[0]
-        wanted = plain_detections(joined, layout, units, scale, offset_xy, score=score, iou=0.45, most=100)
-        found = result.detections
-        assert found.class_ids.tolist() == [class_id for _, class_id, _ in wanted]
-        assert found.class_names == tuple(NAMES[class_id] for _, class_id, _ in wanted)
-        np.testing.assert_allclose(found.confidences, [confidence for *_, confidence in wanted], rtol=1e-5)
-        np.testing.assert_allclose(found.boxes_xyxy, [box for box, *_ in wanted], atol=2e-3)  # pixels, of up to 512
-        counts.append(len(wanted))
-    assert min(counts) > 3 and len(set(counts)) > 1  # else nothing would have been compared
 
 
 @pytest.mark.slow
 def test_what_the_export_says_of_itself_is_taken(tmp_path):
     """Class names, and a fixed batch; the folder gives the name."""
-    folder = export_yolo(tmp_path / "mine_saved_model", "4+C,M", batch=2, metadata={})
+    folder = export_yolo(tmp_path / "mine_saved_model", "4+C,M", batch=2)
     loaded = load(ModelConfig(path=folder), SETTINGS)
     loaded.engine.close()
     assert (loaded.metadata.name, loaded.metadata.class_names, loaded.engine.batch_sizes) == ("mine_saved_model", NAMES, (2,))
@@ -77,7 +33,7 @@ def test_what_the_export_says_of_itself_is_taken(tmp_path):
 
 
 def test_the_config_wins_over_what_is_recognised(tmp_path):
-    folder = export_yolo(tmp_path / "yolo", "4+C,M", metadata={})
+    folder = export_yolo(tmp_path / "yolo", "4+C,M")
     config = ModelConfig(path=folder, class_names=("x", "y", "z"), resize="stretch", letterbox_value=7, name="other")
     loaded = load(config, SETTINGS)
     loaded.engine.close()
@@ -87,8 +43,8 @@ def test_the_config_wins_over_what_is_recognised(tmp_path):
 
 @pytest.mark.slow
 def test_where_the_model_suppresses_nothing_is_suppressed_here(tmp_path):
-    folder = export_yolo(tmp_path / "yolo", "4+C,M", metadata={})
-    image, counts = encoded(blocks((128, 96), 5), "a.png"), []
+    folder = export_yolo(tmp_path / "yolo", "4+C,M")
+    (image, _), counts = PICTURES[0], []
     for nms in ("pipeline", "model"):
         detector = load_detector(ModelConfig(path=folder, nms=nms), SETTINGS)
         counts.append(len(detector.detect([image])[0].detections.class_ids))
@@ -157,38 +113,38 @@ def described(outputs, said=None, **config):
     ("outputs", "said", "config", "message"),
     [
         pytest.param(
-            [(252, 8)], None, {}, "set model.class_names, or model.packed_layout to 4+C,M or M,4+C or M,5+C or M,6", id="two fit"
+            [(126, 8)], None, {}, "set model.class_names, or model.packed_layout to 4+C,M or M,4+C or M,5+C or M,6", id="two fit"
         ),
         pytest.param(
             [(300, 6)], None, {}, "so their units stay unknown; set model.box_units to norm or pixels", id="no box to measure"
         ),
         pytest.param(
-            [(7, 252)],
+            [(7, 126)],
             None,
             {"class_names": ("a", "b")},
             "but its shape alone does not tell how",
             id="names that do not fit",
         ),
         pytest.param(
-            [(7, 252)],
+            [(7, 126)],
             None,
             {"packed_layout": "M,6"},
-            "expected output 'output_0' of shape (None, None, 6), by layout M,6 and any number of classes; got (None, 7, 252)",
+            "expected output 'output_0' of shape (None, None, 6), by layout M,6 and any number of classes; got (None, 7, 126)",
             id="another layout in the config",
         ),
         pytest.param(
-            [(7, 252)],
+            [(7, 126)],
             {"names": ["a", "b"]},
             {"packed_layout": "4+C,M"},
-            "of shape (None, 6, None), by layout 4+C,M and 2 classes; got (None, 7, 252)",
+            "of shape (None, 6, None), by layout 4+C,M and 2 classes; got (None, 7, 126)",
             id="another number of names",
         ),
-        pytest.param([(39, 252), (24, 32, 32)], None, {}, "those of one that segments: boxes and masks", id="masks"),
-        pytest.param([(39, 252)], {"task": "segment"}, {}, "metadata.yaml says its task is 'segment'", id="segmentation"),
-        pytest.param([(57, 252)], {"task": "pose"}, {}, "metadata.yaml says its task is 'pose'", id="pose"),
-        pytest.param([(7, 252)], ["a"], {}, "expected keys and values in metadata.yaml, got list", id="a list"),
-        pytest.param([(7, 252)], {"names": {1: "a"}}, {}, "expected class names by number from 0 as names", id="names from 1"),
-        pytest.param([(7, 252)], {"imgsz": [96]}, {}, "[height, width] as imgsz in metadata.yaml", id="half a size"),
+        pytest.param([(39, 126), (24, 32, 32)], None, {}, "those of one that segments: boxes and masks", id="masks"),
+        pytest.param([(39, 126)], {"task": "segment"}, {}, "metadata.yaml says its task is 'segment'", id="segmentation"),
+        pytest.param([(57, 126)], {"task": "pose"}, {}, "metadata.yaml says its task is 'pose'", id="pose"),
+        pytest.param([(7, 126)], ["a"], {}, "expected keys and values in metadata.yaml, got list", id="a list"),
+        pytest.param([(7, 126)], {"names": {1: "a"}}, {}, "expected class names by number from 0 as names", id="names from 1"),
+        pytest.param([(7, 126)], {"imgsz": [96]}, {}, "[height, width] as imgsz in metadata.yaml", id="half a size"),
     ],
 )
 def test_what_cannot_be_known_or_is_no_detector_is_one_clear_line(outputs, said, config, message):
@@ -200,7 +156,7 @@ def test_what_cannot_be_known_or_is_no_detector_is_one_clear_line(outputs, said,
 
 
 def test_a_broken_metadata_file_is_one_clear_line(tmp_path):
-    folder = export_yolo(tmp_path / "m", "4+C,M", metadata={})
+    folder = export_yolo(tmp_path / "m", "4+C,M")
     Path(folder, "metadata.yaml").write_bytes(b"names: [\n\xff")
     with pytest.raises(ModelError, match=r"metadata\.yaml cannot be read") as caught:
         load(ModelConfig(path=folder), SETTINGS)

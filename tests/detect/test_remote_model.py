@@ -64,8 +64,8 @@ def toy(server_of):
 
 
 @contextlib.contextmanager
-def detector_of(*servers, scheme="grpc", detect=None, **model):
-    path = f"{scheme}://{','.join(f'localhost:{server.port}' for server in servers)}/toy"
+def detector_of(*servers, detect=None, **model):
+    path = f"grpc://{','.join(f'localhost:{server.port}' for server in servers)}/toy"
     config = ModelConfig(path=path, **{"nms": "pipeline", "box_format": "xyxy", **NEEDS, **model})
     detector = load_detector(config, DetectConfig(engine=servers[0].engine, score_threshold=0.0, **(detect or {})))
     try:

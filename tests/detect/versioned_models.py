@@ -76,7 +76,7 @@ def write_version(path: Path | str, version: int, **says: Any) -> str:
     return f"{path}/{version}"
 
 
-def save_version(path: Path, version: int, call_ms: int = 0, values: int = 1, outputs: Any = None) -> Path:
+def save_version(path: Path, version: int, call_ms: int = 0, values: int = 1) -> Path:
     """Writes one version below a folder of versions; returns its own folder.
 
     Args:
@@ -84,7 +84,6 @@ def save_version(path: Path, version: int, call_ms: int = 0, values: int = 1, ou
       version: Its number.
       call_ms: How long each of its calls takes at least; it waits, and leaves the processor to others.
       values: How many it has learnt.
-      outputs: What it computes instead: a traced function from images to outputs by name.
     """
     import tensorflow as tf
 
@@ -101,7 +100,7 @@ def save_version(path: Path, version: int, call_ms: int = 0, values: int = 1, ou
         }
 
     folder = path / str(version)
-    save_model(folder, outputs or predict, tf.TensorSpec((None, *HW, 3), tf.uint8, "images"))
+    save_model(folder, predict, tf.TensorSpec((None, *HW, 3), tf.uint8, "images"))
     return folder
 
 
