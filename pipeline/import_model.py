@@ -9,14 +9,13 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from models import digits
 from models.class_names import read_class_names
-from models.darknet.cfg import DarknetError
 from models.export import written_whole
 from models.import_darknet import import_darknet
-from models.metadata import read_metadata, write_metadata
+from models.metadata import write_metadata
 from models.quiet import quiet_stderr
 from pipeline.config import ModelConfig
 from pipeline.detect.families import family_of
@@ -53,17 +52,7 @@ _ON_SAMPLE = "runs on a sample picture; --image tries a photo of yours, and keep
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     args = _arguments(argv)
-    return run_command(lambda: _run(args), "nothing was imported", failed_code=2)
-
-
-def _run(args: argparse.Namespace) -> int:
-    try:
-        print(f"{args.output}: {'; '.join(_import(args))}")
-    except DarknetError as err:
-        raise ModelError(str(err)) from err
-    except OSError as err:
-        raise InputError(f"{err.filename}: {err.strerror}" if err.filename else str(err)) from err
-    return 0
+    return run_command(lambda: _import(args), "nothing was imported", failed_code=2)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -79,18 +68,19 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def _import(args: argparse.Namespace) -> Iterator[str]:
-    """Writes the version, tries it on a picture, and tells what it is, in parts of a line."""
+def _import(args: argparse.Namespace) -> int:
+    """Writes the version, tries it on a picture, and prints what it is."""
     with written_whole(args.output) as version:
         if args.image:
             open(args.image, "rb").close()
         if args.file:
-            yield _copy(args, version)
+            what = _copy(args, version)
         else:
             files = (args.cfg, args.weights, args.names, version)
-            yield import_darknet(*files, input_hw=args.input_size, resize=args.resize, name=args.name)
-        if read_metadata(version):  # else a job needs more settings
-            yield _tried(version, args.image, args.file or args.cfg)
+            what = import_darknet(*files, input_hw=args.input_size, resize=args.resize, name=args.name)
+        tried = _tried(version, args.image, args.file or args.cfg)
+    print(f"{args.output}: {what}; {tried}")
+    return 0
 
 
 def _copy(args: argparse.Namespace, version: str) -> str:

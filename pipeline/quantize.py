@@ -22,7 +22,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,12 @@ from models.export import check_output_dir, written_whole
 from models.progress import shown
 from pipeline.config import BUNDLED, DetectConfig, ModelConfig, load_config
 from pipeline.detect.describe_model import onnx_file
+from pipeline.detect.golden import keep_requests, kept_requests
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.load_model import local_copy
 from pipeline.detect.openvino_convert import HIDDEN, NETWORK, converted, read_description, write_network
 from pipeline.detect.openvino_engine import INT8
 from pipeline.detect.versions import first_line, locate
-from pipeline.detect.warmup_requests import keep_requests, kept_requests
 from pipeline.errors import DONE, FAILED, WRONG, ConfigError, InputError, ModelError, UserError, run_command
 from pipeline.failures import ImageError
 from pipeline.feed.decode import decode_image
@@ -164,20 +164,6 @@ def _split(patterns: Sequence[str]) -> tuple[list[ImageRef], list[ImageRef]]:
     return photos[:half], photos[half:]
 
 
-class _Pixels:
-    """Model inputs for NNCF, which goes through them several times; each time shows its progress."""
-
-    def __init__(self, images: Sequence[np.ndarray], batch: int):
-        self._images, self._batch = images, batch
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        for image in shown(self._images, "calibrating", "images"):
-            yield np.stack([image] * self._batch)
-
-
 def quantise(network: str, images: Sequence[np.ndarray], target: str) -> None:
     """Quantises all but the head to int8, weights by channel and activations by what they are on some images.
 
@@ -195,12 +181,13 @@ def quantise(network: str, images: Sequence[np.ndarray], target: str) -> None:
 
     nncf.set_log_level(logging.ERROR)
     model = openvino.Core().read_model(os.path.join(network, NETWORK))
-    head = head_of(model)
+    head, batch = head_of(model), model.inputs[0].shape[0]
+    print("calibrating", file=sys.stderr, flush=True)
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # NNCF draws bars of its own
             small = nncf.quantize(
                 model,
-                nncf.Dataset(_Pixels(images, model.inputs[0].shape[0])),
+                nncf.Dataset(images, lambda image: np.stack([image] * batch)),
                 preset=nncf.QuantizationPreset.MIXED,  # activations may be negative after leaky ReLU, Mish and SiLU
                 subset_size=len(images),
                 ignored_scope=nncf.IgnoredScope(names=head, validate=False),

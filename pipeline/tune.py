@@ -183,7 +183,7 @@ def trial(configs: Sequence[str], settings: Settings, photos: Sequence[str], ans
         return found
 
     try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # in the process for good: only SIGKILL ends it, without a traceback
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # also in the process, for good: Ctrl-C is for the command alone
         process.start()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
         theirs.close()

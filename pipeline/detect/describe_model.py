@@ -16,7 +16,7 @@ from models.class_names import read_class_names
 from models.metadata import METADATA_PATH, DetectorMetadata, read_metadata, what_is_wrong
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.families import THRESHOLDS, ExportNotes, measure, notes_from, recognise
-from pipeline.detect.signature import Signature
+from pipeline.detect.model_arrays import Signature
 from pipeline.detect.versions import ONNX_MODEL, first_line
 from pipeline.errors import ModelError
 

@@ -20,7 +20,7 @@ from pipeline.config import DetectConfig, ReadConfig
 from pipeline.detect.batcher import Outputs
 from pipeline.detect.canary import Canary
 from pipeline.detect.detections import to_detections
-from pipeline.detect.golden import DetectIn, disagreement, failing_request
+from pipeline.detect.golden import disagreement, failing_request
 from pipeline.detect.loaded_model import LoadedModel, ModelInUse
 from pipeline.failures import ImageError
 from pipeline.feed.feeder import FedChunk, Feeder
@@ -113,34 +113,29 @@ class Detector:
 
     def check(self, model: LoadedModel) -> str | None:
         """Why a version must not be used, in one line; None if it passes its checks."""
-        if self.in_use.is_lent:
-            return self._check(model, functools.partial(self._detect_with, model))
-        one_process = dataclasses.replace(self._settings, feeder_processes=1)
-        # images that wait for a version hold all memory of the other feeder
-        with contextlib.closing(feeder_of(one_process)) as feeder:
-            _open(feeder, model, one_process, self._read)
-            return self._check(model, functools.partial(self._detect_with, model, feeder=feeder))
-
-    def _check(self, model: LoadedModel, detect_in: DetectIn) -> str | None:
-        failure = failing_request(model.warmup_requests, model.engine, detect_in)
-        return failure or disagreement(model.golden, detect_in, self._settings)
+        with contextlib.ExitStack() as checked:
+            feeder = self._feeder
+            if not self.in_use.is_lent:  # images that wait for a version hold all memory of this one
+                one_process = dataclasses.replace(self._settings, feeder_processes=1)
+                feeder = checked.enter_context(contextlib.closing(feeder_of(one_process)))
+                _open(feeder, model, one_process, self._read)
+            detect_in = functools.partial(self._detect_with, model, feeder)
+            failure = failing_request(model.warmup_requests, model.engine, detect_in)
+            return failure or disagreement(model.golden, detect_in, self._settings)
 
     def swap(self, model: LoadedModel) -> None:
         """Detects in further images with this version. Returns when the old version has finished its images and is closed."""
         self.in_use.swap(model)
 
-    def try_canary(self, model: LoadedModel) -> None:
-        """Gives this version a fraction of the images too."""
-        detect_in = functools.partial(self._detect_with, model)
-        thumbnail = self._feeder.thumbnail if self._has_samples else None
-        self.use_canary(Canary(model, self.model.version, self._settings, detect_in, thumbnail))
-
-    def use_canary(self, canary: Canary | None) -> None:
-        """Replaces the canary and closes the former one."""
-        former, self.canary = self.canary, canary
-        if former:
-            self._former_canary = former
+    def use_canary(self, model: LoadedModel | None) -> None:
+        """Gives this version a fraction of the images too; None: no version any more. Closes the former canary."""
+        if former := self.canary:
+            self._former_canary, self.canary = former, None
             former.close()
+        if model:
+            thumbnail = self._feeder.thumbnail if self._has_samples else None
+            detect_in = functools.partial(self._detect_with, model, self._feeder)
+            self.canary = Canary(model, self.model.version, self._settings, detect_in, thumbnail)
 
     def canary_stats(self, wait_s: float = 0.0) -> CanaryStats | None:
         """Figures of the current or the last canary; waits up to `wait_s` seconds for its images under way."""
@@ -218,12 +213,12 @@ class Detector:
                 canary.record_stable(image, result)
         return [self._with_thumbnail(image, result) for image, result in zip(fed.images, found, strict=True)]
 
-    def _detect_with(self, model: LoadedModel, images: Sequence[Image], feeder: Feeder | None = None) -> list[Result]:
+    def _detect_with(self, model: LoadedModel, feeder: Feeder, images: Sequence[Image]) -> list[Result]:
         """Detects with a version that is not in use."""
         found: list[Result] = []
         size = _chunk_size(model)
         for n in range(0, len(images), size):
-            fed = (feeder or self._feeder).start(images[n : n + size], ModelInput.of(model.metadata)).result()
+            fed = feeder.start(images[n : n + size], ModelInput.of(model.metadata)).result()
             try:
                 found += self._run(model, fed, time.time())
             finally:

@@ -76,7 +76,7 @@ class FunctionEngine:
         self,
         run: Callable[[np.ndarray], Mapping[str, np.ndarray]],
         detect: DetectConfig,
-        batch: int | None,
+        batch: int | None = None,
         *,
         gpu: bool = False,
         sizes: Sequence[int] = (),

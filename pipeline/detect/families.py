@@ -29,8 +29,7 @@ import numpy as np
 import yaml
 
 from models.metadata import BoxUnits, DetectorMetadata, JoinedLayout
-from pipeline.detect.model_arrays import grid, grid_sizes
-from pipeline.detect.signature import Signature, Tensor
+from pipeline.detect.model_arrays import Signature, Tensor, grid, grid_sizes
 
 THRESHOLDS = ("score_threshold", "iou_threshold", "max_detections")
 _METADATA_PATH = "metadata.yaml"

@@ -1,5 +1,8 @@
 """Checks of a version before it is used: it must not fail on its warm-up requests, and must find what its golden images show.
 
+TensorFlow Serving's warm-up file has the requests (https://www.tensorflow.org/tfx/serving/saved_model_warmup). Reading it takes
+TensorFlow, so a converted network keeps them in a file of its own.
+
 `assets.extra/golden/` inside a model has a few images and `detections.jsonl`: the detections of a trusted version, a row for each
 image, as a job writes it, with its thresholds. `detect-objects golden` writes the folder.
 """
@@ -9,13 +12,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from models.evaluate.agreement import compare
 from models.evaluate.detection_rows import read_rows
+from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.versions import first_line
@@ -24,6 +28,10 @@ from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, 
 
 GOLDEN = "assets.extra/golden"
 ROWS = "detections.jsonl"
+_WARMUP = "assets.extra/tf_serving_warmup_requests"
+_KEPT = "warmup_requests.npz"
+
+Request = bytes | np.ndarray  # an encoded image, or images `(n, H, W, 3) uint8`
 
 DetectIn = Callable[[Sequence[ImageRef | EncodedImage]], Sequence[DetectedImage | DeadLetter]]
 """Detects with a version, from encoded images."""
@@ -76,7 +84,55 @@ def _golden_image(folder: str, row: Mapping[str, Any]) -> GoldenImage:
         return GoldenImage(name, file.read(), row)
 
 
-def failing_request(requests: Sequence[bytes | np.ndarray], engine: Batcher, detect_in: DetectIn) -> str | None:
+def read_requests(local: str, folder: str, metadata: DetectorMetadata) -> tuple[Request, ...]:
+    """The requests of a version that fit its input; empty without such a file.
+
+    Args:
+      local: The version's files on this machine.
+      folder: Where they are from, for messages.
+      metadata: The model's input.
+
+    Raises:
+      ModelError: The file cannot be read.
+    """
+    path = os.path.join(local, _WARMUP)
+    if not os.path.isfile(path):
+        return ()
+    try:
+        return tuple(_requests(path, metadata))
+    except Exception as err:
+        raise ModelError(f"model {folder}: {_WARMUP} cannot be read: {first_line(err)}; repair or remove it") from err
+
+
+def keep_requests(network: str, requests: Iterable[Request]) -> None:
+    """Keeps requests in the folder of a network."""
+    arrays = [np.frombuffer(each, np.uint8) if isinstance(each, bytes) else each for each in requests]
+    np.savez(os.path.join(network, _KEPT), *arrays)
+
+
+def kept_requests(network: str) -> tuple[Request, ...]:
+    """The requests that the folder of a network keeps; empty without such a file."""
+    path = os.path.join(network, _KEPT)
+    if not os.path.isfile(path):
+        return ()
+    with np.load(path) as arrays:
+        return tuple(array.tobytes() if array.ndim == 1 else array for array in arrays.values())
+
+
+def _requests(path: str, metadata: DetectorMetadata) -> Iterator[Request]:
+    import tensorflow as tf
+    from tensorflow_serving.apis import prediction_log_pb2
+
+    for record in tf.data.TFRecordDataset(path).as_numpy_iterator():
+        for tensor in prediction_log_pb2.PredictionLog.FromString(record).predict_log.request.inputs.values():
+            value = tf.make_ndarray(tensor)
+            if tensor.dtype == tf.string.as_datatype_enum:
+                yield from (bytes(encoded) for encoded in value.ravel())
+            elif tf.TensorShape(value.shape[1:]).is_compatible_with((*metadata.graph_hw, 3)) and value.dtype.name == "uint8":
+                yield value
+
+
+def failing_request(requests: Sequence[Request], engine: Batcher, detect_in: DetectIn) -> str | None:
     """Why a version fails a request of its warm-up file; None if it passes, or has none.
 
     An encoded image goes through the whole detector, an array through the model alone.

@@ -183,7 +183,7 @@ class ModelWatcher:
             self._detector.no_canary = CanaryStats(version.name, self._detector.model.version, not_up=f"it is refused: {err}")
             return
         self._detector.no_canary = None
-        self._detector.try_canary(loaded)
+        self._detector.use_canary(loaded)
         self._say(f"canary {version.name} also gets {self._detect.canary_share:.1%} of the images")
 
     def _end_canary(self) -> None:

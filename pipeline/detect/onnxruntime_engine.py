@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import importlib.util
 from typing import Any
 
-import numpy as np
-
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.describe_model import describe_onnx, onnx_file
 from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel, OutOfMemory, concurrent_batches_of
-from pipeline.detect.model_arrays import feed_of, split_metadata, split_outputs
+from pipeline.detect.model_arrays import Arrays, Signature, Tensor, channels_last, split_metadata
 from pipeline.detect.process_memory import cap_malloc_arenas
-from pipeline.detect.signature import Arrays, Signature, Tensor, channels_last
 from pipeline.detect.versions import first_line
 from pipeline.errors import ModelError
 from pipeline.limits import NVIDIA_DEVICES, available_cpus
@@ -56,11 +54,8 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     signature, _ = channels_last(Signature(inputs, outputs, run))
     metadata = describe_onnx(signature, local, folder, model, detect, properties=session.get_modelmeta().custom_metadata_map)
     batch = signature.batch_of(metadata)
-
-    def run_batch(pixels: np.ndarray) -> Arrays:
-        return split_outputs(signature.run(feed_of(pixels, metadata, detect)), metadata)
-
-    engine = FunctionEngine(run_batch, detect, batch, gpu=session.get_providers()[0] != _CPU)
+    gpu = session.get_providers()[0] != _CPU
+    engine = FunctionEngine(functools.partial(signature.by_role, metadata=metadata, detect=detect), detect, batch, gpu=gpu)
     return OpenedModel(engine, split_metadata(metadata), batch, described=metadata)
 
 

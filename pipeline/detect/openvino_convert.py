@@ -25,8 +25,8 @@ from models import own_python
 from models.metadata import DetectorMetadata, metadata_from_json, metadata_to_json
 from models.user_cache import cache_folder
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.golden import keep_requests, read_requests
 from pipeline.detect.versions import first_line
-from pipeline.detect.warmup_requests import keep_requests, read_requests
 from pipeline.errors import ModelError
 
 if TYPE_CHECKING:

@@ -15,11 +15,19 @@ from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.describe_model import describe_onnx, name_of_model, onnx_file, own_metadata
 from pipeline.detect.engine import ModelFailed, OpenedModel, OutOfMemory
-from pipeline.detect.model_arrays import IMAGENET_DEVIATION, IMAGENET_MEAN, split_metadata, split_outputs
+from pipeline.detect.golden import kept_requests
+from pipeline.detect.model_arrays import (
+    IMAGENET_DEVIATION,
+    IMAGENET_MEAN,
+    Arrays,
+    Signature,
+    Tensor,
+    channels_last,
+    split_metadata,
+    split_outputs,
+)
 from pipeline.detect.openvino_convert import NETWORK, check_installed, converted, read_description
 from pipeline.detect.process_memory import cap_malloc_arenas, freeze_gc
-from pipeline.detect.signature import Arrays, Signature, Tensor, channels_last
-from pipeline.detect.warmup_requests import kept_requests
 from pipeline.errors import ModelError
 from pipeline.limits import available_cpus
 

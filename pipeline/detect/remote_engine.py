@@ -17,9 +17,8 @@ from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.describe_model import describe
 from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel
-from pipeline.detect.model_arrays import feed_of, split_metadata, split_outputs
+from pipeline.detect.model_arrays import Arrays, Signature, channels_last, split_metadata
 from pipeline.detect.server_protocols import PROTOCOLS
-from pipeline.detect.signature import Arrays, Signature, channels_last
 from pipeline.detect.versions import first_line, is_remote
 from pipeline.errors import ModelError
 from pipeline.stats.process import PROCESS
@@ -204,11 +203,8 @@ def _opened(server: RemoteServer, folder: str, model: ModelConfig, detect: Detec
     used = {metadata.boxes_output, metadata.scores_output, metadata.classes_output, metadata.count_output}
     wanted = [name for name in wanted if name in used]
     batch = signature.batch_of(metadata)
-
-    def run_batch(pixels: np.ndarray) -> Arrays:
-        return split_outputs(signature.run(feed_of(pixels, metadata, detect)), metadata)
-
-    engine = FunctionEngine(run_batch, detect, batch, sizes=_BATCH_SIZES, close=server.close)
+    detect_in = functools.partial(signature.by_role, metadata=metadata, detect=detect)
+    engine = FunctionEngine(detect_in, detect, batch, sizes=_BATCH_SIZES, close=server.close)
     engine.batch_sizes = _accepted(engine, metadata)
     server.loaded()
     return OpenedModel(engine, split_metadata(metadata), batch, version=server.version)

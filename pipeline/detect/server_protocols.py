@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.detect.signature import Arrays, Tensor
+from pipeline.detect.model_arrays import Arrays, Tensor
 from pipeline.errors import ModelError
 
 _Described = tuple[str, dict[str, Tensor], dict[str, Tensor]]

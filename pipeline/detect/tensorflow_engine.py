@@ -18,11 +18,10 @@ from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.describe_model import describe, own_metadata
 from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel, OutOfMemory
 from pipeline.detect.families import read_notes
-from pipeline.detect.model_arrays import feed_of, most_boxes, split_metadata, split_outputs
-from pipeline.detect.signature import Arrays, Signature, Tensor
+from pipeline.detect.golden import read_requests
+from pipeline.detect.model_arrays import Arrays, Signature, Tensor, feed_of, most_boxes, split_metadata, split_outputs
 from pipeline.detect.tensorflow_setup import configure_tensorflow, freeze
 from pipeline.detect.versions import first_line
-from pipeline.detect.warmup_requests import read_requests
 from pipeline.errors import ModelError
 
 if TYPE_CHECKING:
@@ -76,10 +75,8 @@ def described_signature(
         loaded = tf.saved_model.load(local)
     except Exception as err:
         raise ModelError(f"model {folder}: TensorFlow cannot load it: {first_line(err)}") from err
-    several = detect.labels_per_box == "several"
-    if described and described.threshold_inputs and several and CANDIDATES not in loaded.signatures:
-        raise ModelError(f"model {folder}: labels_per_box several needs a model of this release; import or export it again")
-    if described and described.threshold_inputs and CANDIDATES in loaded.signatures and (several or not suppressed):
+    raw = detect.labels_per_box == "several" or not suppressed
+    if described and described.threshold_inputs and CANDIDATES in loaded.signatures and raw:
         described = dataclasses.replace(
             described, signature=CANDIDATES, classes_output="", count_output="", nms="pipeline", threshold_inputs=False
         )

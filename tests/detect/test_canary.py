@@ -13,7 +13,7 @@ from pipeline.config import DetectConfig
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.canary import Canary
 from pipeline.detect.detector import Detector
-from pipeline.detect.engine import ModelFailed, OutOfMemory
+from pipeline.detect.engine import FunctionEngine, ModelFailed, OutOfMemory
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.records import EncodedImage, ImageRef, identity_hash
 from pipeline.report.annotate import annotate
@@ -74,77 +74,41 @@ def test_the_rows_are_those_of_the_version_in_use(model, open_detector, capfd):
 
 
 def test_a_share_is_that_share_of_many_images():
-    canary = Canary(loaded("8", Broken(None)), "7", dataclasses.replace(CPU, canary_share=0.05), list)
+    canary = Canary(loaded("8", find_one), "7", dataclasses.replace(CPU, canary_share=0.05), list)
     chosen = sum(canary.wants(ImageRef(f"gs://b/{n}.jpg")) for n in range(20_000))
     canary.close()
     assert abs(chosen / 20_000 - 0.05) < 0.005
 
 
-METADATA = DetectorMetadata("detector", HW, "stretch", ("a",), classes_output="", count_output="")
+METADATA = DetectorMetadata("detector", HW, "stretch", ("a",))
+ONE = DetectConfig(batch_sizes=(1,), concurrent_batches=4)
 
 
-class Sure:
-    """An engine that always finds the same object."""
-
-    batch_sizes = (1,)
-    concurrent_batches = 4
-
-    def __init__(self, confidence):
-        self.confidence = confidence
-        self.closed = False
-
-    def run(self, pixels):
-        return {"boxes": np.array([[[0.25, 0.25, 0.5, 0.5]]], np.float32), "scores": np.array([[self.confidence]], np.float32)}
-
-    def close(self):
-        self.closed = True
+def find_one(pixels):
+    return {"boxes": np.array([[[0.25, 0.25, 0.5, 0.5]]], np.float32), "scores": np.array([[0.08]], np.float32)}
 
 
-class Broken(Sure):
-    """An engine that fails as it is told to."""
-
-    def __init__(self, failure):
-        super().__init__(0.08)
-        self.failure = failure
-
-    def run(self, pixels):
-        raise self.failure
+def find_elsewhere(pixels):
+    """As many objects as the image is bright, and none where `find_one` finds one."""
+    corner, n = np.array([[[0.8, 0.8, 0.9, 0.9]]], np.float32), int(pixels.max())
+    return {"boxes": corner.repeat(n, 1), "scores": np.linspace([0.5], [0.6], n, dtype=np.float32).T}
 
 
-class Hanging(Sure):
-    """An engine that does not come back until it is told to."""
-
-    def __init__(self):
-        super().__init__(0.08)
-        self.free = threading.Event()
-
-    def run(self, pixels):
-        self.free.wait()
-        return super().run(pixels)
+def loaded(version, run, **how):
+    return LoadedModel(METADATA, version, Batcher(FunctionEngine(run, ONE, **how), HW))
 
 
-class Elsewhere(Sure):
-    """An engine that finds as many objects as the image is wide, and none where `Sure` finds one."""
-
-    def run(self, pixels):
-        corner, n = np.array([[[0.8, 0.8, 0.9, 0.9]]], np.float32), int(pixels.max())
-        return {"boxes": corner.repeat(n, 1), "scores": np.linspace([0.5], [0.6], n, dtype=np.float32).T}
-
-
-def loaded(version, engine):
-    return LoadedModel(METADATA, version, Batcher(engine, HW))
-
-
-def detector_with(engine, detect, samples=0):
-    detector = Detector(loaded("7", Sure(0.07)), detect, samples)
-    detector.try_canary(loaded("8", engine))
+def detector_with(run, detect, samples=0, **how):
+    """Version 7 finds one object in each image, and is sure to 0.07."""
+    detector = Detector(loaded("7", lambda pixels: {**find_one(pixels), "scores": np.float32([[0.07]])}), detect, samples)
+    detector.use_canary(loaded("8", run, **how))
     return detector
 
 
 def test_the_images_that_differ_most_are_kept_for_the_report():
     sizes = (3, 9, 1, 5, 2, 7)
     images = [EncodedImage(ImageRef(f"{n}.png", signed_uri=f"{n}.png?secret"), png(bright=n)) for n in sizes]
-    detector = detector_with(Elsewhere(0.5), dataclasses.replace(CPU, canary_share=1.0, iou_threshold=1.0), samples=1)
+    detector = detector_with(find_elsewhere, dataclasses.replace(CPU, canary_share=1.0, iou_threshold=1.0), samples=1)
     detector.detect([*images, *images])
     shown = detector.canary_stats(30.0)
     detector.close()
@@ -156,10 +120,10 @@ def test_the_images_that_differ_most_are_kept_for_the_report():
 
 
 @pytest.mark.parametrize(
-    ("engine", "samples"), [(Sure(0.08), 1), (Elsewhere(0.5), 0)], ids=["they agree", "a report without pictures"]
+    ("run", "samples"), [(find_one, 1), (find_elsewhere, 0)], ids=["they agree", "a report without pictures"]
 )
-def test_otherwise_it_keeps_no_image(engine, samples):
-    detector = detector_with(engine, ALL, samples)
+def test_otherwise_it_keeps_no_image(run, samples):
+    detector = detector_with(run, ALL, samples)
     detector.detect(IMAGES)
     shown = detector.canary_stats(30.0)
     detector.close()
@@ -170,30 +134,34 @@ def test_otherwise_it_keeps_no_image(engine, samples):
     "failure", [ModelFailed("no"), OutOfMemory("none left"), ValueError("?"), MemoryError()], ids=lambda f: type(f).__name__
 )
 def test_a_canary_that_fails_harms_no_image(failure):
-    engine = Broken(failure)
-    detector = detector_with(engine, CPU)
+    closed = threading.Event()
+
+    def fail(pixels):
+        raise failure
+
+    detector = detector_with(fail, CPU, close=closed.set)
     assert versions(detector) == [("7", "7")] * 12
     shown = detector.canary_stats(30.0)
     detector.close()
     assert (shown.images, shown.failed, shown.stable_failed) == (sum(CHOSEN), sum(CHOSEN), 0)
-    assert engine.closed
+    assert closed.is_set()
 
 
 def test_a_canary_that_hangs_delays_no_image():
-    engine = Hanging()
-    detector = detector_with(engine, ALL)
+    free = threading.Event()
+    detector = detector_with(lambda pixels: free.wait() and find_one(pixels), ALL)
     many = [EncodedImage(ImageRef(f"{n}.png"), png()) for n in range(60)]
     assert versions(detector, many) == [("7", "7")] * 60  # while it hangs
     shown = detector.canary_stats()
     assert (shown.images, shown.stable_images) == (0, 60)
     assert shown.skipped >= 60 - 16 - 2  # in its queue, and in its threads
-    engine.free.set()
+    free.set()
     assert detector.canary_stats(30.0).images == 60 - shown.skipped
     detector.close()
 
 
 def test_an_image_that_is_none_is_nobody_s_failure():
-    detector = detector_with(Sure(0.08), ALL)
+    detector = detector_with(find_one, ALL)
     (letter,) = detector.detect([EncodedImage(ImageRef("a.png"), b"none")])
     shown = detector.canary_stats(30.0)
     detector.close()
@@ -201,7 +169,7 @@ def test_an_image_that_is_none_is_nobody_s_failure():
 
 
 def test_the_lines_of_a_job_say_what_it_shows():
-    detector = detector_with(Sure(0.08), ALL)
+    detector = detector_with(find_one, ALL)
     detector.detect(IMAGES)
     shown = line(detector.model_stats(30.0), JobStats(), 10.0)
     detector.close()

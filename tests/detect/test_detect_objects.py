@@ -12,6 +12,7 @@ from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.detect_objects import DetectObjects, DetectorHandler, StartDetecting
+from pipeline.detect.engine import FunctionEngine
 from pipeline.detect.load_detector import shared_detector
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.records import EncodedImage, ImageRef
@@ -19,23 +20,14 @@ from pipeline.records import EncodedImage, ImageRef
 HW = (8, 16)
 
 
-class Nothing:
-    """An engine that finds nothing."""
+def nothing(_detect):
+    """A model that finds nothing."""
 
-    batch_sizes = (1, 32)
-    concurrent_batches = 1
-
-    def run(self, pixels):
+    def run(pixels):
         return {"boxes": np.zeros((len(pixels), 1, 4), np.float32), "scores": np.zeros((len(pixels), 1), np.float32)}
 
-    def close(self):
-        pass
-
-
-def nothing(_detect):
-    return LoadedModel(
-        DetectorMetadata("nothing", HW, "stretch", (), classes_output="", count_output=""), "1", Batcher(Nothing(), HW)
-    )
+    engine = FunctionEngine(run, DetectConfig(batch_sizes=(1, 32), concurrent_batches=1))
+    return LoadedModel(DetectorMetadata("nothing", HW, "stretch", ()), "1", Batcher(engine, HW))
 
 
 @pytest.mark.parametrize(

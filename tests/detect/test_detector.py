@@ -13,7 +13,7 @@ from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.detector import Detector
-from pipeline.detect.engine import ModelFailed
+from pipeline.detect.engine import FunctionEngine, ModelFailed
 from pipeline.detect.load_detector import load_detector, shared_detector
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.errors import ModelError
@@ -161,37 +161,21 @@ def test_an_image_that_breaks_the_model_is_shown(picky_model):
     assert stats.dead_examples["model_failed"][0].thumbnail == results[0].thumbnail
 
 
-class Failing:
-    """An engine that gives the same output for every image, or fails."""
-
-    batch_sizes = (1,)
-    concurrent_batches = 1
-
-    def __init__(self, output):
-        self.output = output
-
-    def run(self, pixels):
-        if isinstance(self.output, ModelFailed):
-            raise self.output
-        return self.output
-
-    def close(self):
-        pass
+def fail(pixels):
+    raise ModelFailed("no")
 
 
-@pytest.mark.parametrize(
-    ("output", "reason"),
-    [
-        (ModelFailed("no"), "model_failed"),
-        ({"boxes": np.zeros((1, 1, 3), np.float32), "scores": np.ones((1, 1), np.float32)}, "bad_output"),
-    ],
-    ids=["fails", "gives no detections"],
-)
-def test_a_dead_letter_names_the_version_that_failed_and_no_other_image_a_model(output, reason):
-    metadata = DetectorMetadata("m", (96, 128), "stretch", ("a",), classes_output="", count_output="")
-    detector = Detector(LoadedModel(metadata, "7", Batcher(Failing(output), metadata.input_hw)), CPU)
+def find_no_boxes(pixels):
+    return {"boxes": np.zeros((1, 1, 3), np.float32), "scores": np.ones((1, 1), np.float32)}
+
+
+@pytest.mark.parametrize(("run", "reason"), [(fail, "model_failed"), (find_no_boxes, "bad_output")])
+def test_a_dead_letter_names_the_version_that_failed_and_no_other_image_a_model(run, reason):
+    metadata, one = DetectorMetadata("m", (96, 128), "stretch", ("a",)), dataclasses.replace(CPU, batch_sizes=(1,))
+    engines = [Batcher(FunctionEngine(run, one), metadata.input_hw) for _ in range(2)]
+    detector = Detector(LoadedModel(metadata, "7", engines[0]), CPU)
     before, damaged = detector.detect([bright(), EncodedImage(ImageRef("b"), b"text")])
-    detector.swap(LoadedModel(metadata, "8", Batcher(Failing(output), metadata.input_hw)))
+    detector.swap(LoadedModel(metadata, "8", engines[1]))
     (after,) = detector.detect([bright()])
     detector.close()
     named = [(letter.reason, letter.model_name, letter.model_version) for letter in (before, after, damaged)]

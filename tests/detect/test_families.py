@@ -13,7 +13,6 @@ from pipeline.detect.load_detector import load_detector
 from pipeline.detect.tensorflow_engine import described_signature
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef
-from tests.detect.test_mixed_batches import save_yolov4
 from tests.tiny_models import save_model
 from tests.yolo_exports import export_yolo
 
@@ -221,75 +220,79 @@ def rtdetr_of_ultralytics_boxes(outputs):
     return shares(rows[:, :4]), rows[:, 4:]
 
 
-def best_of(boxes, scores, suppress):
+def best_of(boxes, scores, suppress=True, score=SCORE, iou=IOU):
     """The best class of each box above the threshold, then greedy suppression within each class."""
     classes, confidences = scores.argmax(axis=1), scores.max(axis=1)
-    order = [n for n in np.argsort(-confidences, kind="stable") if confidences[n] > SCORE]
+    order = [n for n in np.argsort(-confidences, kind="stable") if confidences[n] > score]
     kept = []
     for n in order:
         rivals = [m for m in kept if classes[m] == classes[n]] if suppress else []
-        if not rivals or iou_matrix(boxes[[n]], boxes[rivals]).max() <= IOU:
+        if not rivals or iou_matrix(boxes[[n]], boxes[rivals]).max() <= iou:
             kept.append(n)
     return boxes[kept], classes[kept], confidences[kept]
 
 
-@pytest.mark.parametrize(
-    ("save", "config", "fit", "read", "suppress"),
-    [
-        *(
-            pytest.param(
-                functools.partial(export_yolo, layout=layout, units=units),
-                {},
-                letterboxed,
-                boxes_of_ultralytics(layout, units),
-                layout != "M,6",
-                id=f"Ultralytics, {layout}, {units}",
-                marks=pytest.mark.slow,
-            )
-            for layout in ("4+C,M", "M,4+C", "M,5+C", "M,6")
-            for units in ("pixels", "norm")
-        ),
-        pytest.param(save_yolox, {"class_names": NAMES}, yolox_input, yolox_boxes, True, id="YOLOX"),
-        pytest.param(
-            lambda folder: save_yolox(folder, raw=False),
-            {"class_names": NAMES},
-            yolox_input,
-            decoded_boxes,
-            True,
-            id="YOLOX, decoded",
-        ),
-        pytest.param(save_yolov6, {"class_names": NAMES}, letterboxed, decoded_boxes, True, id="YOLOv6"),
-        pytest.param(save_yolo_nas, {}, yolo_nas_input, yolo_nas_boxes, True, id="YOLO-NAS"),
-        pytest.param(lambda folder: save_detr(folder, 92), {}, detr_input, detr_boxes, False, id="DETR of COCO"),
-        pytest.param(
-            lambda folder: save_detr(folder, 4), {"class_names": NAMES}, detr_input, detr_boxes, False, id="DETR with names"
-        ),
-        pytest.param(lambda folder: save_detr(folder, 80, 300), {}, stretched, rtdetr_boxes, False, id="RT-DETR of COCO"),
-        pytest.param(
-            lambda folder: save_detr(folder, 91, 300), {}, detr_input, rtdetr_boxes, False, id="Deformable DETR of COCO"
-        ),
-        pytest.param(
-            lambda folder: save_detr(folder, 3, 300),
-            {"class_names": NAMES, "normalisation": ""},
-            stretched,
-            rtdetr_boxes,
-            False,
-            id="RT-DETR with names",
-        ),
-        pytest.param(
-            save_rtdetr_of_ultralytics,
-            {"class_names": NAMES},
-            stretched,
-            rtdetr_of_ultralytics_boxes,
-            False,
-            id="RT-DETR of Ultralytics",
-        ),
-    ],
-)
-def test_boxes_are_those_of_the_tools_own_steps(tmp_path, save, config, fit, read, suppress):
+NAMED = {"class_names": NAMES}
+ULTRALYTICS = {
+    "4+C,M": "YOLO of Ultralytics",
+    "M,4+C": "YOLO of Ultralytics with its boxes in rows",
+    "M,5+C": "YOLOv5, YOLOv6 or YOLOv7",
+    "M,6": "YOLO of Ultralytics with suppression",
+}
+MODELS = {
+    "YOLOX": (save_yolox, NAMED, yolox_input, yolox_boxes, True, "YOLOX"),
+    "YOLOX, decoded": (functools.partial(save_yolox, raw=False), NAMED, yolox_input, decoded_boxes, True, "YOLOX"),
+    "YOLOv6": (save_yolov6, NAMED, letterboxed, decoded_boxes, True, "YOLOv5, YOLOv6 or YOLOv7"),
+    "YOLO-NAS": (save_yolo_nas, {}, yolo_nas_input, yolo_nas_boxes, True, "YOLO-NAS"),
+    "DETR of COCO": (functools.partial(save_detr, slots=92), {}, detr_input, detr_boxes, False, "DETR or YOLOS"),
+    "DETR with names": (functools.partial(save_detr, slots=4), NAMED, detr_input, detr_boxes, False, "DETR or YOLOS"),
+    "RT-DETR of COCO": (functools.partial(save_detr, slots=80, count=300), {}, stretched, rtdetr_boxes, False, "RT-DETR"),
+    "Deformable DETR of COCO": (
+        functools.partial(save_detr, slots=91, count=300),
+        {},
+        detr_input,
+        rtdetr_boxes,
+        False,
+        "Deformable DETR",
+    ),
+    "RT-DETR with names": (
+        functools.partial(save_detr, slots=3, count=300),
+        {**NAMED, "normalisation": ""},
+        stretched,
+        rtdetr_boxes,
+        False,
+        "RT-DETR",
+    ),
+    "RT-DETR of Ultralytics": (
+        save_rtdetr_of_ultralytics,
+        NAMED,
+        stretched,
+        rtdetr_of_ultralytics_boxes,
+        False,
+        "RT-DETR of Ultralytics",
+    ),
+    **{
+        f"Ultralytics, {layout}, {units}": (
+            functools.partial(export_yolo, layout=layout, units=units),
+            {},
+            letterboxed,
+            boxes_of_ultralytics(layout, units),
+            layout != "M,6",
+            family,
+        )
+        for layout, family in ULTRALYTICS.items()
+        for units in ("pixels", "norm")
+    },
+}
+
+
+@pytest.mark.parametrize(("save", "config", "fit", "read", "suppress", "family"), MODELS.values(), ids=MODELS)
+def test_boxes_are_those_of_the_tools_own_steps(tmp_path, save, config, fit, read, suppress, family):
     import tensorflow as tf
 
     folder = save(tmp_path / "model")
+    *_, metadata = described_signature(folder, folder, ModelConfig(path=folder, **config), SETTINGS)
+    assert family_of(metadata) == family
     detector = load_detector(ModelConfig(path=folder, **config), SETTINGS)
     results = detector.detect([image for image, _ in PICTURES])
     detector.close()
@@ -311,28 +314,6 @@ def test_boxes_are_those_of_the_tools_own_steps(tmp_path, save, config, fit, rea
         assert (np.diff(found.confidences) <= 0).all()
         counts.append(len(boxes))
     assert min(counts) > 1  # else nothing would have been compared
-
-
-@pytest.mark.parametrize(
-    ("save", "family"),
-    [
-        (save_yolox, "YOLOX"),
-        (save_yolov6, "YOLOv5, YOLOv6 or YOLOv7"),
-        (save_yolo_nas, "YOLO-NAS"),
-        (lambda folder: save_detr(folder, 4), "DETR or YOLOS"),
-        (lambda folder: save_detr(folder, 91, 300), "Deformable DETR"),
-        (lambda folder: save_detr(folder, 80, 300), "RT-DETR"),
-        (save_rtdetr_of_ultralytics, "RT-DETR of Ultralytics"),
-        (lambda folder: export_yolo(folder, "4+C,M"), "YOLO of Ultralytics"),
-        (lambda folder: export_yolo(folder, "M,6"), "YOLO of Ultralytics with suppression"),
-        (lambda folder: save_yolov4(folder, 0.2), "YOLOv4 of tensorflow-yolov4-tflite"),
-    ],
-)
-def test_the_family_has_a_name_for_a_person(tmp_path, save, family):
-    folder = save(tmp_path / "model")
-    names = () if family in ("Deformable DETR", "RT-DETR") else NAMES
-    *_, metadata = described_signature(folder, folder, ModelConfig(path=folder, class_names=names or None), SETTINGS)
-    assert family_of(metadata) == family
 
 
 def save_joined(folder, width, low, high):

@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.families import family_of
 from pipeline.detect.load_detector import load_detector
+from pipeline.detect.tensorflow_engine import described_signature
 from pipeline.records import EncodedImage, ImageRef
 from tests.tiny_models import save_model
 
@@ -57,19 +59,6 @@ def save_normaliser(folder, batch=None):
     return save_model(folder, predict, tf.TensorSpec((batch, *HW, 3), tf.uint8, "images"))
 
 
-def save_one_reply(folder):
-    """Takes batches by its signature, and joins all of their boxes into one image's."""
-    import tensorflow as tf
-
-    def predict(images):
-        light = tf.reduce_mean(tf.cast(images, tf.float32) / 255.0, [1, 2, 3])
-        boxes = tf.constant([0.1, 0.2, 0.6, 0.7]) + 0.0 * light[:, None]
-        found = tf.image.combined_non_max_suppression(tf.reshape(boxes, [1, -1, 1, 4]), tf.reshape(light, [1, -1, 1]), 4, 4)
-        return {"boxes": found.nmsed_boxes, "scores": found.nmsed_scores}
-
-    return save_model(folder, predict, tf.TensorSpec((None, *HW, 3), tf.uint8, "images"))
-
-
 def picture(seed, bright_cells):
     """Dark, with some bright cells: PNG bytes."""
     draw = np.random.default_rng(seed)
@@ -98,6 +87,8 @@ def test_a_yolov4_of_tensorflow_answers_for_each_image_what_it_answers_alone(tmp
     import tensorflow as tf
 
     folder = save_yolov4(tmp_path / "yolov4", threshold)
+    *_, metadata = described_signature(folder, folder, ModelConfig(path=folder, **config), SETTINGS)
+    assert family_of(metadata) == "YOLOv4 of tensorflow-yolov4-tflite"
     results, batch_sizes, notes = found_in(folder, config)
     signature = tf.saved_model.load(folder).signatures["serving_default"]
     for (_, pixels), result in zip(PICTURES, results, strict=True):
@@ -117,7 +108,6 @@ def test_a_yolov4_of_tensorflow_answers_for_each_image_what_it_answers_alone(tmp
     [
         pytest.param(save_normaliser, (1,), id="normalises over the batch"),
         pytest.param(lambda folder: save_normaliser(folder, batch=3), (3,), id="the same with a fixed batch"),
-        pytest.param(save_one_reply, (1,), id="one reply for the whole batch"),
     ],
 )
 def test_a_model_whose_images_influence_each_other_gets_them_alone(tmp_path, save, batch_sizes):

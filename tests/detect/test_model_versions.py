@@ -18,6 +18,7 @@ from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.detector import Detector
+from pipeline.detect.engine import FunctionEngine
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.load_model import name_and_version
 from pipeline.detect.loaded_model import LoadedModel
@@ -213,11 +214,10 @@ def test_a_version_is_waited_for_refused_once_taken_and_rolled_back(request, tmp
     ("says", "why"),
     [
         ({"fails": "no bright images"}, "no bright images"),
-        ({"name": "other"}, "its name is other, that of the version in use is detector; set model.name if they are one"),
         ({"classes": "b"}, "its class 0 is b, that of the version in use is a"),
         ({"broken": "it is no model"}, "it is no model"),
     ],
-    ids=["fails its check", "another name", "other classes", "cannot be opened"],
+    ids=["fails its check", "other classes", "cannot be opened"],
 )
 def test_a_version_that_cannot_be_used_is_refused_in_one_line(model, open_detector, capfd, says, why):
     detector = open_detector(model)
@@ -228,61 +228,52 @@ def test_a_version_that_cannot_be_used_is_refused_in_one_line(model, open_detect
     assert detector.counted_swaps() == {"refusals": 1}
 
 
-class _Slow:
-    """An engine that shows when it is called and closed, and waits where a test says so."""
+def slow(version, concurrent_batches=2):
+    """A version that waits where a test says so; the events of its first call, of going on and of its end."""
+    called, go_on, closed = threading.Event(), threading.Event(), threading.Event()
 
-    batch_sizes = (1,)
+    def run(pixels):
+        called.set()
+        assert go_on.wait(60)
+        return {"boxes": np.zeros((1, 1, 4)), "scores": np.full((1, 1), version / 100)}
 
-    def __init__(self, version, concurrent_batches=2):
-        self.concurrent_batches = concurrent_batches
-        self._version = version
-        self.called, self.go_on, self.closed = threading.Event(), threading.Event(), threading.Event()
-
-    def run(self, pixels):
-        self.called.set()
-        assert self.go_on.wait(60)
-        return {"boxes": np.zeros((1, 1, 4)), "scores": np.full((1, 1), self._version / 100)}
-
-    def close(self):
-        self.closed.set()
-
-
-def slow(version, **settings):
+    detect = DetectConfig(batch_sizes=(1,), concurrent_batches=concurrent_batches)
     metadata = DetectorMetadata("slow", HW, "stretch", ("a",), threshold_inputs=False)
-    return LoadedModel(metadata, str(version), Batcher(_Slow(version, **settings), HW))
+    engine = FunctionEngine(run, detect, close=closed.set)
+    return LoadedModel(metadata, str(version), Batcher(engine, HW)), called, go_on, closed
 
 
 def test_what_is_under_way_is_finished_by_its_version_which_is_closed_then():
-    old, new = slow(7), slow(8)
+    (old, called, go_on, closed), (new, _, new_may, new_closed) = slow(7), slow(8)
     detector = Detector(old, CPU)
     first = detector.start([image()])
-    assert old.engine.engine.called.wait(60)
+    assert called.wait(60)
     swapping = threading.Thread(target=detector.swap, args=(new,))
     swapping.start()
-    new.engine.engine.go_on.set()
+    new_may.set()
     while detector.model is old:
         swapping.join(0.01)
     (second,) = detector.start([image()]).result()
-    assert second.model_version == "8" and not first.done() and not old.engine.engine.closed.is_set()
-    old.engine.engine.go_on.set()
+    assert second.model_version == "8" and not first.done() and not closed.is_set()
+    go_on.set()
     swapping.join()
-    assert first.result()[0].model_version == "7" and old.engine.engine.closed.is_set()
+    assert first.result()[0].model_version == "7" and closed.is_set()
     detector.close()
-    assert new.engine.engine.closed.is_set()
+    assert new_closed.is_set()
 
 
 def test_a_version_that_wants_more_images_at_once_loses_none():
     """An image that was waiting is done all the same."""
-    old, new = slow(7, concurrent_batches=1), slow(8, concurrent_batches=32)
+    (old, called, go_on, _), (new, _, new_may, _) = slow(7, concurrent_batches=1), slow(8, concurrent_batches=32)
     detector = Detector(old, dataclasses.replace(CPU, feeder_processes=1))
     before = [detector.start([image()]) for _ in range(20)]
-    assert old.engine.engine.called.wait(60)
+    assert called.wait(60)
     swapping = threading.Thread(target=detector.swap, args=(new,))
     swapping.start()
     while detector.model is old:
         swapping.join(0.01)
     under_way = [detector.start([image()]) for _ in range(64)]
-    old.engine.engine.go_on.set(), new.engine.engine.go_on.set()
+    go_on.set(), new_may.set()
     swapping.join()
     assert {result.result()[0].model_version for result in before + under_way} == {"7", "8"}
     detector.close()
@@ -355,19 +346,6 @@ OLD = DetectorMetadata("m", HW, "stretch", ("cat", "dog"))
 )
 def test_a_version_must_mean_the_same_by_its_classes(changes, problem):
     assert incompatible(dataclasses.replace(OLD, **changes), OLD) == problem
-
-
-def test_a_label_may_move_and_move_back(model, open_detector):
-    write_version(model, 8)
-    labels = model / "labels.json"
-    labels.write_text('{"stable": 7, "canary": 8}')
-    detector = open_detector(model, "stable")
-    look(detector)
-    assert detector.model.version == "7"
-    for version in (8, 7):
-        labels.write_text(json.dumps({"stable": version}))
-        look(detector)
-        assert detector.model.version == str(version)
 
 
 def test_a_number_is_pinned_and_nobody_looks_for_others(model, open_detector):

@@ -6,12 +6,12 @@ import cv2
 import numpy as np
 import pytest
 
-from models.geometry import iou_matrix
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_detector import load_detector
 from pipeline.errors import ModelError
 from pipeline.import_model import main as import_model
 from pipeline.records import EncodedImage, ImageRef
+from tests.detect.test_families import best_of, centres_to_corners
 from tests.onnx_files import HW, NAMES, head, write_yolo
 
 pytest.importorskip("onnxruntime", reason="the extra onnxruntime is not installed")
@@ -32,19 +32,11 @@ PICTURES = [picture(seed) for seed in range(7)]
 
 
 def expected(pixels):
-    """(class, confidence, box xyxy) of what the network finds, by descending confidence."""
+    """Boxes, classes and confidences of what the network finds, by descending confidence."""
     weights, offsets = head()
     pooled = [pixels.reshape(HW[0] // s, s, HW[1] // s, s, 3).mean((1, 3)).reshape(-1, 3).T / 255 for s in (8, 16, 32)]
     rows = (weights @ np.concatenate(pooled, 1) + offsets[0]).T
-    corners = np.concatenate([rows[:, :2] - rows[:, 2:4] / 2, rows[:, :2] + rows[:, 2:4] / 2], 1)
-    found = []
-    for n in np.argsort(-rows[:, 4:].max(1), kind="stable"):
-        class_id, score = int(rows[n, 4:].argmax()), rows[n, 4:].max()
-        better = [box for other, _, box in found if other == class_id]
-        overlaps = iou_matrix(corners[[n]], np.array(better)).max() if better else 0
-        if score >= SETTINGS["score_threshold"] and overlaps <= SETTINGS["iou_threshold"]:
-            found.append((class_id, score, corners[n]))
-    return found
+    return best_of(centres_to_corners(rows[:, :4]), rows[:, 4:], score=SETTINGS["score_threshold"], iou=SETTINGS["iou_threshold"])
 
 
 def detected(path, **settings):
@@ -57,7 +49,7 @@ def detected(path, **settings):
 
 def check(results):
     for (_, pixels), result in zip(PICTURES, results, strict=True):
-        classes, scores, boxes = zip(*expected(pixels), strict=True)
+        boxes, classes, scores = expected(pixels)
         assert result.detections.class_ids.tolist() == [*classes]
         np.testing.assert_allclose(result.detections.confidences, scores, atol=1e-4)
         np.testing.assert_allclose(result.detections.boxes_xyxy, boxes, atol=1e-2)

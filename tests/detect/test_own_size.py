@@ -7,7 +7,6 @@ import pytest
 from models.geometry import iou_matrix
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_detector import load_detector
-from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef
 from tests.tiny_models import save_model
 
@@ -124,25 +123,3 @@ def test_a_large_jpeg_reaches_the_model_whole(tmp_path):
     boxes, scores, _ = directly(signature, decoded)
     np.testing.assert_allclose(result.detections.boxes_xyxy, boxes, rtol=1e-4, atol=0.05)
     np.testing.assert_allclose(result.detections.confidences, scores, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_the_config_may_give_a_size_instead(tmp_path):
-    folder = save_object_detection_api(tmp_path / "model", pad=True)
-    detector = load_detector(ModelConfig(path=folder, input_hw=(96, 128)), SETTINGS)
-    metadata = detector.model.metadata
-    detector.close()
-    assert (metadata.resize, metadata.input_hw) == ("stretch", (96, 128))
-
-
-def test_a_model_of_one_size_cannot_have_images_at_their_own(tmp_path):
-    import tensorflow as tf
-
-    def fixed(images):
-        return {"boxes": tf.zeros([1, 1, 4]), "scores": tf.zeros([1, 1])}
-
-    one_size = save_model(tmp_path / "one", fixed, tf.TensorSpec((1, 96, 128, 3), "uint8", "images"))
-    with pytest.raises(ModelError) as caught:
-        load_detector(ModelConfig(path=one_size, resize="none"), DetectConfig())
-    assert "model.resize is none, but it takes images (1, 96, 128, 3) only" in str(caught.value)
-    assert "\n" not in str(caught.value)

@@ -10,7 +10,7 @@ from pipeline.detect.describe_model import describe
 from pipeline.detect.families import ExportNotes, layout_of, notes_from
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.load_model import load
-from pipeline.detect.signature import Signature, Tensor
+from pipeline.detect.model_arrays import Signature, Tensor
 from pipeline.errors import ModelError
 from tests.detect.test_families import PICTURES
 from tests.yolo_exports import INPUT_HW, NAMES, export_yolo

@@ -178,19 +178,6 @@ def test_a_signature_that_tensorflow_serving_does_not_have_is_one_line():
     assert "it has no signature 'other' but ['serving_default']; set model.signature" in str(refused.value)
 
 
-def test_images_share_batches_and_each_gets_its_own_output(toy):
-    sizes = []
-
-    def run(arrays):
-        sizes.append(len(arrays["images"]))
-        return answer(arrays)
-
-    with toy(run) as server, detector_of(server, detect={"batch_timeout_ms": 50.0}) as detector:
-        sizes.clear()
-        assert confidences(detector.detect([image(grey) for grey in GREYS])) == GREYS
-        assert len(sizes) < len(GREYS)
-
-
 def test_a_server_that_takes_only_small_batches_gets_small_ones(toy):
     def run(arrays):
         if len(arrays["images"]) > 2:

@@ -12,7 +12,7 @@ from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.describe_model import describe
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.load_model import load, name_and_version
-from pipeline.detect.signature import Signature, Tensor
+from pipeline.detect.model_arrays import Signature, Tensor
 from pipeline.detect.versions import files_of, fingerprint, locate
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef
@@ -177,23 +177,25 @@ IMAGES = Tensor((None, 96, 128, 3), "uint8")
 
 
 @pytest.mark.parametrize(
-    ("inputs", "message"),
+    ("inputs", "config", "message"),
     [
-        ({"image_bytes": Tensor((None,), "object")}, "expected an input 'images', the signature takes ['image_bytes']"),
-        ({}, "expected an input 'images', the signature takes []"),
-        ({"images": Tensor((None, 96, 128, 3), "int32")}, "the signature takes int32 (None, 96, 128, 3)"),
-        ({"images": Tensor(None, "uint8")}, "the signature takes uint8 of any shape"),
-        ({"images": Tensor((None, 96, 128, 1), "uint8")}, "the signature takes uint8 (None, 96, 128, 1)"),
+        ({"image_bytes": Tensor((None,), "object")}, {}, "expected an input 'images', the signature takes ['image_bytes']"),
+        ({}, {}, "expected an input 'images', the signature takes []"),
+        ({"images": Tensor((None, 96, 128, 3), "int32")}, {}, "the signature takes int32 (None, 96, 128, 3)"),
+        ({"images": Tensor(None, "uint8")}, {}, "the signature takes uint8 of any shape"),
+        ({"images": Tensor((None, 96, 128, 1), "uint8")}, {}, "the signature takes uint8 (None, 96, 128, 1)"),
+        ({"images": IMAGES}, {"resize": "none"}, "model.resize is none, but it takes images (None, 96, 128, 3) only; set"),
         (
             {"images": IMAGES, "sizes": Tensor((None,), "int32")},
+            {},
             "expected a signature of the inputs ['images'], it takes ['images', 'sizes']",
         ),
     ],
 )
-def test_a_model_that_takes_no_images_is_one_clear_error(inputs, message):
+def test_a_model_that_does_not_take_the_images_is_one_clear_error(inputs, config, message):
     outputs = {"boxes": Tensor((None, 1, 4), "float32"), "scores": Tensor((None, 1), "float32")}
     with pytest.raises(ModelError) as caught:
-        describe(Signature(inputs, outputs, dict), None, ModelConfig(path="m"), "m", CPU)
+        describe(Signature(inputs, outputs, dict), None, ModelConfig(path="m", **config), "m", CPU)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -114,12 +114,6 @@ def test_each_process_has_a_gpu_of_its_own_until_all_are_taken(process):
     assert process(3)[0] == 2
 
 
-@pytest.mark.parametrize("gpus", [0, 1])
-def test_without_a_choice_nothing_is_locked(gpus, process, tmp_path):
-    assert process(gpus)[0] == process(gpus)[0] == 0
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_where_no_file_can_be_locked_the_first_is_taken(process, tmp_path):
     """A file stands where the folder of locks would."""
     (tmp_path / f"detection-gpus-{os.getuid()}").write_text("a file")

@@ -79,7 +79,7 @@ def test_weights_that_are_no_numbers_are_imported_with_a_warning(files, capsys):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("small.weights", None, "small.weights: No such file or directory"),
+        ("small.weights", None, "No such file or directory: "),
         ("small.weights", b"", "small.weights: expected 13,300 bytes (20 of header and the cfg's 3,320 float32 values), got 0"),
         ("small.cfg", b"[net]\xff", "small.cfg: 'utf-8' codec can't decode byte"),
         ("small.cfg", CFG.encode() + b"[crnn]\n", "small.cfg: line 50: section [crnn] is not supported"),
