@@ -41,7 +41,8 @@ def name_and_version(model: ModelConfig, engine: str = "tensorflow") -> tuple[st
     """
     if is_remote(model.path):
         check_engine(model, engine)
-        return name_of_model(model, None, model.path), RemoteServer(model, engine).version
+        with contextlib.closing(RemoteServer(model, engine)) as server:
+            return name_of_model(model, None, model.path), server.version
     folder, version = locate(model.path, model.model_version)
     for newer in () if model.model_version else incomplete_versions(model.path, newer_than=version):
         missing = f"version {newer.name} is incomplete (missing {newer.missing}) and ignored for now"

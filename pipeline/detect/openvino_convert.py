@@ -76,13 +76,12 @@ def converted(local: str, folder: str, model: ModelConfig) -> str:
     for place in (beside, cache):
         if os.path.isdir(os.path.join(place, key)):
             return os.path.join(place, key)
-    if "://" in folder:  # `local` is a temporary copy
-        return _convert_into(cache, key, local, folder, model)
-    try:
-        return _convert_into(beside, key, local, folder, model)
-    except OSError as err:
-        print(f"model {folder}: the network for OpenVINO goes to {cache}: {err.strerror}", file=sys.stderr)
-        return _convert_into(cache, key, local, folder, model)
+    if "://" not in folder:  # else `local` is a temporary copy
+        try:
+            return _convert_into(beside, key, local, folder, model)
+        except OSError as err:
+            print(f"model {folder}: the network for OpenVINO goes to {cache}: {err.strerror}", file=sys.stderr)
+    return _convert_into(cache, key, local, folder, model)
 
 
 def _convert_into(place: str, key: str, local: str, folder: str, model: ModelConfig) -> str:
@@ -126,9 +125,8 @@ def _convert_in_subprocess(local: str, folder: str, model: ModelConfig, network:
 def main() -> None:
     """Runs in the process that converts."""
     local, folder, fields, network = json.load(sys.stdin)
-    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
     try:
-        convert(local, folder, ModelConfig(**given), network)
+        convert(local, folder, ModelConfig(**fields), network)
     except ModelError as err:
         sys.exit(str(err))
 
