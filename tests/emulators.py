@@ -55,7 +55,8 @@ class PubSubEmulator:
         """A publisher client that talks to this emulator, whatever the environment says."""
         from google.cloud import pubsub_v1
 
-        with _environment(PUBSUB_EMULATOR_HOST=self.host):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PUBSUB_EMULATOR_HOST", self.host)
             return pubsub_v1.PublisherClient()
 
     def subscriber(self) -> Any:
@@ -65,7 +66,8 @@ class PubSubEmulator:
         from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
 
         channel = grpc.insecure_channel(self.host, options=[("grpc.max_receive_message_length", -1)])
-        with _environment(PUBSUB_EMULATOR_HOST=self.host):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PUBSUB_EMULATOR_HOST", self.host)
             return pubsub_v1.SubscriberClient(transport=SubscriberGrpcTransport(channel=channel))
 
     def create(self, *, ack_deadline_seconds: int = 10) -> tuple[str, str]:
@@ -149,12 +151,11 @@ def running_azurite() -> Iterator[str]:
     if server is None or importlib.util.find_spec("azure.storage.blob") is None:
         raise EmulatorMissing("no Azurite, the emulator of Azure Blob Storage; get it with `make .tools/azurite`, where npm is")
     command = [server, "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry", "--blobPort"]
-    with (
-        _environment(AZURITE_ACCOUNTS=f"testing:{_AZURITE_KEY}"),
-        running_server(lambda port: [*command, str(port)]) as port,
-    ):
-        place = f"BlobEndpoint=http://127.0.0.1:{port}/testing"
-        yield f"DefaultEndpointsProtocol=http;AccountName=testing;AccountKey={_AZURITE_KEY};{place};"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AZURITE_ACCOUNTS", f"testing:{_AZURITE_KEY}")
+        with running_server(lambda port: [*command, str(port)]) as port:
+            place = f"BlobEndpoint=http://127.0.0.1:{port}/testing"
+            yield f"DefaultEndpointsProtocol=http;AccountName=testing;AccountKey={_AZURITE_KEY};{place};"
 
 
 def _process(emulator: Callable[[], contextlib.AbstractContextManager[Any]], *, in_ci: bool) -> Any:
@@ -331,17 +332,3 @@ def free_ports(count: int) -> list[int]:
             listener.bind(("127.0.0.1", port))
             ports += [port] if port not in ports else []
     return ports
-
-
-@contextlib.contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name)
-            else:
-                os.environ[name] = value

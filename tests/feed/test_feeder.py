@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import multiprocessing
 import os
 import signal
 import socket
@@ -286,23 +285,6 @@ class TestEnd:
             assert job.communicate()[1] == ""
             assert job.returncode == 7
             wait_until_gone(process)
-
-    def test_a_forked_process_may_have_a_feeder_of_its_own(self, alone):
-        before = psutil.Process().children()
-        context = multiprocessing.get_context("fork")
-        ours, theirs = context.Pipe()
-
-        def feed():
-            with feeding() as feeder:
-                theirs.send((places(fed(feeder, in_hand(BMP))), {process.pid for process in feeders()}))
-
-        forked = context.Process(target=feed)
-        forked.start()
-        found, pids = ours.recv()
-        forked.join()
-        assert found == [0] and pids and not pids & {process.pid for process in before}
-        assert places(fed(alone, in_hand(BMP))) == [0]
-        assert psutil.Process().children() == before
 
 
 class TestProcess:
