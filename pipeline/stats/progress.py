@@ -54,7 +54,7 @@ def line(now: JobStats, before: JobStats, seconds: float) -> str:
       seconds: The time between both.
     """
     done, total = now.detected + now.failed, now.read - now.skipped
-    if PROCESS.waiting_for and not done:
+    if PROCESS.waiting_for and not (done or now.batch_sizes):
         text = f"{PROCESS.waiting_for}; {total} images found" if total else PROCESS.waiting_for
     else:
         rate = (done - before.detected - before.failed) / max(seconds, 1e-9)

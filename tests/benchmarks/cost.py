@@ -29,7 +29,7 @@ from pipeline.records import DetectedImage, Detections, ImageRef, detection_row,
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DETECTIONS
 from pipeline.results.rows import detections_table
-from pipeline.results.shards import list_shards, parquet_bytes, publish_shard, stage_shard
+from pipeline.results.shards import done_keys, list_shards, parquet_bytes, publish_shard, stage_shard
 from pipeline.stream.archive import Archive, RowWriter
 from pipeline.stream.outgoing import detection_message
 from pipeline.stream.threads import RunThreads
@@ -128,10 +128,17 @@ def storage_operations(sizes: tuple[int, int]) -> dict[str, float]:
 
 
 def shard_operations(folder: str, counts: collections.Counter[str]) -> dict[str, float]:
-    """Operations of a shard that is staged and gets its name."""
+    """Operations of a shard that is staged and gets its name, and of reading the keys in it."""
     before = counts.copy()
     publish_shard(stage_shard(folder, DETECTIONS, detections_table(detected(), _VERSION, "run", 0.0), "run", view=True))
-    return {"class_a_a_shard": float((counts - before)["class_a"])}
+    staged = counts - before
+    before = counts.copy()
+    list_shards(folder)
+    listed = counts - before
+    before = counts.copy()
+    done_keys(folder, _VERSION)
+    of_keys = counts - before - listed
+    return {"class_a_a_shard": float(staged["class_a"]), "class_b_of_keys": float(of_keys["class_b"])}
 
 
 def idle_operations(folder: str, counts: collections.Counter[str]) -> float:

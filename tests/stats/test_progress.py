@@ -80,6 +80,7 @@ def test_what_a_job_waits_for_is_said_until_an_image_is_done(monkeypatch, is_ter
     monkeypatch.setattr("sys.stderr", waiting)
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0.01)
     monkeypatch.setattr(PROCESS, "waiting_for", "loading the model")
+    monkeypatch.setattr(PROCESS, "model", None)
     with displayed():
         metrics.count_read(7)
         assert waiting.shown.wait(300)
@@ -102,6 +103,7 @@ def test_a_job_says_that_its_model_is_loading(monkeypatch, bright_model):
     terminal = Terminal(False, r"^ *\d+ s  loading the model$")
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0.01)
+    monkeypatch.setattr(PROCESS, "model", None)
     config = load_config([], {"model.path": bright_model, "detect.batch_sizes": [3]})
     with displayed():
         load_detector(config)
