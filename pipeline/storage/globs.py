@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import os
 import re
@@ -38,18 +39,8 @@ def _token_regex(token: str) -> str:
     known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     if token in known:
         return known[token]
-    return _set_regex(token) if token[0] == "[" and len(token) > 1 else re.escape(token)
-
-
-def _set_regex(token: str) -> str:
-    without = token[1] == "!"
-    ranges = re.findall(r".-.|.", token[1 + without : -1], re.DOTALL)
-    escaped = [
-        "-".join(map(re.escape, (part[0], part[-1]))) if len(part) == 3 else re.escape(part)
-        for part in ranges
-        if part[0] <= part[-1]
-    ]
-    return f"(?!/)[{'^' * without}{''.join(escaped)}]" if escaped else "[^/]" if without else "(?!)"
+    is_set = token[0] == "[" and len(token) > 1
+    return f"(?!/){fnmatch.translate(token)[4:-3]}" if is_set else re.escape(token)  # without `(?s:` and `)\Z`
 
 
 def escape_glob(path: str) -> str:
