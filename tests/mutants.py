@@ -31,7 +31,7 @@ class Mutant(NamedTuple):
 MUTANTS = {
     "acknowledges before rows are durable": Mutant(
         "pipeline/stream/archive.py",
-        "        self._hold([record.ref.message_id for record in records])\n",
+        "        self._subscriber.hold([record.ref.message_id for record in records])\n",
         "",
         "tests/stream/test_archive.py::test_a_message_is_held_until_all_of_its_rows_are_in_shards_of_their_window",
     ),

@@ -8,8 +8,6 @@ import msgspec
 import numpy as np
 import pytest
 from apache_beam.coders import TupleCoder, registry
-from apache_beam.testing.test_pipeline import TestPipeline as BeamPipeline
-from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.typehints import Union
 
 from pipeline.codec import RecordCoder, pack
@@ -100,15 +98,3 @@ def test_steps_that_say_that_they_give_records_have_this_coder():
     coder = registry.get_coder(beam.typehints.Tuple[str, Union[ImageRef, EncodedImage]])
     assert isinstance(coder, TupleCoder) and coder.coders()[1] == RecordCoder()
     assert not isinstance(registry.get_coder(Union[str, ImageRef]), RecordCoder)
-
-
-def test_records_go_through_a_shuffle():
-    keyed = [("a", RECORDS["image_ref"]), ("b", RECORDS["encoded_image"])]
-    with BeamPipeline() as pipeline:
-        shuffled = (
-            pipeline
-            | beam.Create(keyed).with_output_types(tuple[str, ImageRef | EncodedImage])
-            | beam.GroupByKey()
-            | beam.Map(lambda both: (both[0], list(both[1])))
-        )
-        assert_that(shuffled, equal_to([(key, [record]) for key, record in keyed]))
