@@ -46,9 +46,16 @@ class DoneRows(NamedTuple):
         """
         if not len(self.keys):
             return np.zeros(len(refs), bool)
-        known = list(ask.map(_generation, refs)) if ask else [ref.generation for ref in refs]
-        done = contains(self.keys, self.version.keys((ref.uri for ref in refs), known))
-        return done & np.array([generation != "" for generation in known], bool) if "" in known else done
+        known = ask.map(_generation, refs) if ask else [ref.generation for ref in refs]
+        return self.have([(ref.uri, generation) for ref, generation in zip(refs, known, strict=True)])
+
+    def have(self, images: Sequence[tuple[str, str]]) -> np.ndarray:
+        """Which of some images are done, `(N,) bool`, by URI and generation; those without a generation are not."""
+        if not len(self.keys):
+            return np.zeros(len(images), bool)
+        done = contains(self.keys, self.version.keys(images))
+        done[[number for number, (_, generation) in enumerate(images) if not generation]] = False
+        return done
 
 
 @functools.lru_cache(maxsize=2)

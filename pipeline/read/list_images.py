@@ -7,7 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipeline.errors import InputError
 from pipeline.image_formats import HEAD_BYTES, format_by_start
@@ -82,6 +82,7 @@ def list_pieces(
     exclude: str = "",
     leave_out: Callable[[str], None] = lambda _kind: None,
     allowed: Sequence[str] = (),
+    new: Callable[[Iterator[Any]], Iterator[Any]] = iter,
 ) -> Iterator[ImageRef | DeadLetter]:
     """All images and containers in these pieces, and dead letters of the lines of manifests that name none.
 
@@ -94,24 +95,29 @@ def list_pieces(
       exclude: The job's output folder.
       leave_out: Called with the kind of each skipped file.
       allowed: Folders below which a found manifest may name images; its other images are dead letters.
+      new: Leaves out what is done, of listed files before anything else is asked of them, and of what manifests name.
 
     Raises:
       InputError: A place cannot be listed, or a manifest that an input names cannot be read.
     """
     for manifest in (piece for piece in pieces if isinstance(piece, Manifest)):
-        for ref in read_manifest(manifest.path):
-            if manifest.found and isinstance(ref, ImageRef) and not may_name(ref.uri, allowed):
-                yield refusal(ref.uri, allowed).dead_letter(ref)
-            else:
-                yield ref
+        yield from new(_named_in(manifest, allowed))
     places = [piece for piece in pieces if isinstance(piece, Location)]
     own = own_files(exclude, (place.folder for place in places))
     named = {place.pattern for place in places}
-    for found in _sorted_out(files_in_all(places), own, named):
+    for found in _sorted_out(new(files_in_all(places)), own, named):
         if isinstance(found, str):
             leave_out(found)
         else:
             yield ImageRef.of_uri(found.path, generation=found.generation, size_bytes=found.size_bytes)
+
+
+def _named_in(manifest: Manifest, allowed: Sequence[str]) -> Iterator[ImageRef | DeadLetter]:
+    for ref in read_manifest(manifest.path):
+        if manifest.found and isinstance(ref, ImageRef) and not may_name(ref.uri, allowed):
+            yield refusal(ref.uri, allowed).dead_letter(ref)
+        else:
+            yield ref
 
 
 def list_images(

@@ -1,7 +1,8 @@
 """`ReadImages`: lists inputs, drops doubles and what is done, and reads the rest.
 
 The work is divided: groups of folders are listed side by side, names are grouped by hash, and each worker reads its names.
-What is done is left out by an anti-join of the listing with the keys of the rows that are there (`done_rows`).
+What is done is left out by an anti-join of the listing with the keys of the rows that are there (`done_rows`), before a file is
+looked at.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import compress, islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import apache_beam as beam
 from apache_beam.transforms.window import GlobalWindows
@@ -31,14 +32,18 @@ from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
 from pipeline.stats.worker_reports import WorkerContext
 from pipeline.storage.listing import MAX_PARALLEL
+from pipeline.storage.store import FoundFile
 
 # An image in the shuffle: `extra`, `size_bytes`, its generation, if what is done is left out, and its location in bytes, since
 # not every name is Unicode. It takes 210 bytes of a local runner's memory; a record took 750.
 _Listed = tuple[str, int, str, bytes]
 _Open = Callable[[ImageRef], Iterator[EncodedImage | DeadLetter | str]]
-_REFS_AT_ONCE = 512  # fewer than make Python look for garbage
+_AT_ONCE = 512  # fewer than make Python look for garbage
 _PARTITIONS = 4096  # each in memory at once: 25,000 names of 100 million
 _GROUP_IMAGES = 64  # a second of a GPU's work: how much longer than others one worker may take at the end
+
+
+_Found = TypeVar("_Found", FoundFile, ImageRef, ImageRef | DeadLetter)
 
 
 class ReadOutputs(NamedTuple):
@@ -179,28 +184,33 @@ class _ListImages(_Counting):
             self.worker_context.check_worker()
 
     def process(self, group: Sequence[Piece | str]) -> Iterator[Any]:
-        found = self._found(group)
-        for some in iter(lambda: list(islice(found, _REFS_AT_ONCE)), []):
-            PROCESS.check_stopped()
-            if self.done:
-                done = self.done.among([each.ref if isinstance(each, DeadLetter) else each for each in some])
-                self._count(int(done.sum()))
-                self._skip(int(done.sum()), done=True)
-            for each in compress(some, ~done) if self.done else some:
-                if isinstance(each, DeadLetter):
-                    self._count()
-                    yield self._dead(each)
-                    continue
-                self._count(not _holds_images(each.uri))
-                generation = each.generation if self.done else ""
-                partition = identity_hash(each.uri) % _PARTITIONS
-                yield partition, (each.extra, each.size_bytes, generation, name_bytes(each.location))
+        for each in self._found(group):
+            if isinstance(each, DeadLetter):
+                self._count()
+                yield self._dead(each)
+                continue
+            self._count(not _holds_images(each.uri))
+            generation = each.generation if self.done else ""
+            partition = identity_hash(each.uri) % _PARTITIONS
+            yield partition, (each.extra, each.size_bytes, generation, name_bytes(each.location))
 
     def _found(self, group: Sequence[Piece | str]) -> Iterator[ImageRef | DeadLetter]:
         for output in (piece for piece in group if isinstance(piece, str)):
-            yield from self.again.refs_in_results(output) if self.again else ()
+            yield from self._new(self.again.refs_in_results(output)) if self.again else ()
         pieces = [piece for piece in group if not isinstance(piece, str)]
-        yield from list_pieces(pieces, self.exclude, self._leave_out, self.allowed)
+        yield from list_pieces(pieces, self.exclude, self._leave_out, self.allowed, self._new)
+
+    def _new(self, found: Iterator[_Found]) -> Iterator[_Found]:
+        """Those of files, images or dead letters that are not done; the others are counted."""
+        for some in iter(lambda: list(islice(found, _AT_ONCE)), []):
+            PROCESS.check_stopped()
+            if not self.done:
+                yield from some
+                continue
+            done = self.done.have(list(map(_identity, some)))
+            self._count(int(done.sum()))
+            self._skip(int(done.sum()), done=True)
+            yield from compress(some, ~done)
 
 
 class _DropDoubles(_Counting):
@@ -235,6 +245,14 @@ class _DropDoubles(_Counting):
         new = (listed for uri, listed in best.items() if uri not in done)
         while group := list(islice(new, _GROUP_IMAGES)):
             yield group
+
+
+def _identity(found: FoundFile | ImageRef | DeadLetter) -> tuple[str, str]:
+    """The URI and the generation of what was found."""
+    if isinstance(found, FoundFile):
+        return found.path, found.generation
+    ref = found.ref if isinstance(found, DeadLetter) else found
+    return ref.uri, ref.generation
 
 
 def _refs_of(group: Iterable[_Listed]) -> Iterator[ImageRef]:

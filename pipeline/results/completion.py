@@ -64,11 +64,11 @@ class RowVersion(NamedTuple):
         """The hash in the column `settings` of a kind of rows."""
         return self.settings if kind == DETECTIONS else self.limits
 
-    def keys(self, uris: Iterable[str], generations: Iterable[str]) -> np.ndarray:
-        """The keys of the rows of many images, `(N,) uint64`, as `row_key` makes them, in two thirds of the time."""
+    def keys(self, images: Iterable[tuple[str, str]]) -> np.ndarray:
+        """The keys of many images' rows by URI and generation, `(N,) uint64`, as `row_key` makes them, in half the time."""
         rest = "\0".join(("", self.model, self.version, self.settings))
-        texts = (f"{uri}\0{generation}{rest}" for uri, generation in zip(uris, generations, strict=True))
-        digests = b"".join([hashlib.blake2b(name_bytes(text), digest_size=8).digest() for text in texts])
+        names = [f"{uri}\0{generation}{rest}".encode("utf-8", "surrogatepass") for uri, generation in images]
+        digests = b"".join([hashlib.blake2b(name, digest_size=8).digest() for name in names])
         return np.frombuffer(digests, ">u8").astype(np.uint64) >> np.uint64(1)
 
 
