@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 _DELAY_SECONDS = 2.0
 _LINE_SECONDS = 10.0
+_JOINERS = "\u200c\u200d"  # zero-width, but part of correctly written Persian, Hindi and emoji
 
 _Each = TypeVar("_Each")
 
@@ -44,5 +45,9 @@ def shown(loop: Iterable[_Each], what: str, unit: str, total: int | None = None)
 
 
 def printable(line: str) -> str:
-    """A line in which names cannot steer the terminal: what is not printable is escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)
+    r"""A line in which names cannot steer a terminal or turn a page around: what is not printable is escaped.
+
+    >>> printable("\u202egpj.exe")
+    '\\u202egpj.exe'
+    """
+    return "".join(c if c.isprintable() or c in _JOINERS else c.encode("unicode_escape").decode("ascii") for c in line)

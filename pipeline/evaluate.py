@@ -157,11 +157,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="results folder, folder, glob or file of rows, or COCO results (.json)",
     )
-    add(
-        "--ground-truth",
-        metavar="PATH",
-        help="COCO annotations (.json), folder of YOLO or Pascal VOC labels, or data.yaml",
-    )
+    add("--ground-truth", metavar="PATH", help="COCO annotations (.json), folder of YOLO or Pascal VOC labels, or data.yaml")
     add(
         "--reference", metavar="PATH", help="another output: which is better by the ground truth; without one, how far they agree"
     )

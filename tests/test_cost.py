@@ -33,15 +33,7 @@ SIMPLE = Measured(
     [
         pytest.param(Work(0, startup_minutes=0), Usage(0, 0, 0, 0, 0, 0, 0), id="nothing"),
         pytest.param(
-            Work(
-                3_600_000,
-                objects=4,
-                image_kb=100,
-                machines=10,
-                images_per_second=100,
-                startup_minutes=6,
-                bundle_images=1000,
-            ),
+            Work(3_600_000, objects=4, image_kb=100, machines=10, images_per_second=100, startup_minutes=6, bundle_images=1000),
             # 10 machine-hours of work, and a tenth of an hour of each machine's start; 3,600 pages; a shard of each bundle, and
             # one for every 30 s of a machine
             Usage(
@@ -114,13 +106,7 @@ def test_prices_stand_below_what_they_are_for(capsys):
 @pytest.mark.parametrize(
     "argv",
     [
-        *(
-            ["--mode", "daily"],
-            ["--machines", "0"],
-            ["--images", "-1"],
-            ["--window-s", "0"],
-            ["--images", "nan"],
-        ),
+        *(["--mode", "daily"], ["--machines", "0"], ["--images", "-1"], ["--window-s", "0"], ["--images", "nan"]),
         *(["--images-per-second", "-50"], ["--startup-minutes", "-5"], ["--hours", "inf"], ["--machine-hour", "-1"]),
     ],
     ids=" ".join,

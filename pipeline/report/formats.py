@@ -9,21 +9,9 @@ import urllib.parse
 from markupsafe import Markup
 
 from models.image_uris import archive_member, video_frame
+from models.progress import printable
 
 MISSING = "—"
-_JOINERS = "\u200c\u200d"  # zero-width, but part of correctly written Persian, Hindi and emoji
-
-
-def readable(value: object) -> str:
-    r"""Any value as text, with control characters, bidirectional characters and lone surrogates as escapes.
-
-    >>> readable("<b>\u202egpj.exe")
-    '<b>\\u202egpj.exe'
-    """
-    text = str(value)
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in _JOINERS else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def breakable(value: object) -> Markup:
@@ -32,7 +20,7 @@ def breakable(value: object) -> Markup:
     >>> breakable("/a_b.jpg")
     Markup('/a_<wbr>b.<wbr>jpg')
     """
-    return Markup("<wbr>").join(re.split(r"(?<=\w[/_.-])(?=\w)", readable(value)))
+    return Markup("<wbr>").join(re.split(r"(?<=\w[/_.-])(?=\w)", printable(str(value))))
 
 
 def link(uri: str) -> str:

@@ -19,12 +19,13 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from models.progress import printable
 from pipeline.config import Config
 from pipeline.failures import REASONS
 from pipeline.records import DeadLetter, DetectedImage
 from pipeline.report.annotate import annotate, class_colour
 from pipeline.report.charts import Bar, bars, line_over_time
-from pipeline.report.formats import breakable, counted, duration, link, number, readable, setting, share
+from pipeline.report.formats import breakable, counted, duration, link, number, setting, share
 
 _SHOWN_CLASSES = 30
 _SHOWN_LETTERS = 20  # per reason; all of them are in dead_letters/*.jsonl
@@ -107,7 +108,7 @@ def environment() -> jinja2.Environment:
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("pipeline.report", "."),
         autoescape=True,
-        finalize=lambda value: value if isinstance(value, Markup) else readable(value),
+        finalize=lambda value: value if isinstance(value, Markup) else printable(str(value)),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
