@@ -1,57 +1,37 @@
 """The batch job on Cloud Storage: Beam's real client against an emulator."""
 
-import json
 from pathlib import Path
 
-import pytest
-
 from pipeline import run
-from tests.conftest import write_bright_image
-from tests.launch.jobs import without_run
+from tests.launch.jobs import without_run, write_images
+from tests.shard_rows import rows_in
 
 
-@pytest.fixture
-def upload(gcs_bucket, tmp_path):
-    """Puts files into the bucket; returns their URIs."""
-
-    def put(name: str, content: bytes) -> str:
-        gcs_bucket.blob(name).upload_from_string(content)
-        return f"gs://{gcs_bucket.name}/{name}"
-
-    return put
-
-
-def bright_png(tmp_path: Path) -> bytes:
-    write_bright_image(tmp_path / "bright.png", (64, 48), (10, 12, 30, 36))
-    return (tmp_path / "bright.png").read_bytes()
-
-
-def rows_in(bucket, prefix: str) -> list[dict]:
-    views = (blob for blob in bucket.list_blobs(prefix=prefix) if blob.name.endswith(".jsonl"))
-    return [json.loads(line) for blob in views for line in blob.download_as_text().splitlines()]
-
-
-def test_images_model_and_output_may_all_be_on_cloud_storage(gcs_bucket, upload, tmp_path, bright_model, capsys):
+def test_images_model_and_output_may_all_be_on_cloud_storage(gcs_bucket, tmp_path, bright_model, capsys):
     """Every object of a folder is read with its generation; the results, and nothing else, are in the bucket."""
-    png = bright_png(tmp_path)
-    uris = [upload(f"2026/{n // 4}/{n}.png", png) for n in range(12)]
+    bucket, images = f"gs://{gcs_bucket.name}", [f"2026/{n // 4}/{n}.png" for n in range(12)]
+
+    def upload(name: str, content: bytes) -> str:
+        gcs_bucket.blob(name).upload_from_string(content)
+        return f"{bucket}/{name}"
+
+    write_images(tmp_path, "bright.png")
+    uris = [upload(name, (tmp_path / "bright.png").read_bytes()) for name in images]
     empty = upload("2026/empty.jpg", b"")
     for path in Path(bright_model).rglob("*"):
         if path.is_file():
             upload(f"models/bright/{path.relative_to(bright_model)}", path.read_bytes())
-    bucket = f"gs://{gcs_bucket.name}"
-
     gone = f"{bucket}/gone.png"
     manifest = upload("list.txt", f"{gone}\n".encode())
     places = ["--input", f"{bucket}/2026/**", manifest, "--output", f"{bucket}/detections", "--model", f"{bucket}/models/bright"]
     # in this process nobody would end the watch, which would look in a bucket of another test
     assert run.main([*places, "--model-poll-s", "0"]) == 0, capsys.readouterr()
-    rows = rows_in(gcs_bucket, "detections/detections/")
+    rows = rows_in(f"{bucket}/detections")
     assert sorted(row["image"]["uri"] for row in rows) == sorted(uris)
     generations = {f"{bucket}/{blob.name}": str(blob.generation) for blob in gcs_bucket.list_blobs(prefix="2026/")}
     assert {row["image"]["uri"]: row["image"]["generation"] for row in rows} == {uri: generations[uri] for uri in uris}
     assert {row["model"]["version"] for row in rows} == {"3"}
-    dead = {(row["image"]["uri"], row["reason"]) for row in rows_in(gcs_bucket, "detections/dead_letters/")}
+    dead = {(row["image"]["uri"], row["reason"]) for row in rows_in(f"{bucket}/detections", "dead_letters")}
     assert dead == {(empty, "empty"), (gone, "not_found")}
     assert without_run(blob.name for blob in gcs_bucket.list_blobs(prefix="detections/")) == [
         "detections/dead_letters/<shard>.jsonl",

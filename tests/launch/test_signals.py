@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import write_bright_image
 from tests.forked_jobs import ForkedJob, SystemCall
-from tests.launch.jobs import files_of
+from tests.launch.jobs import files_of, write_images
 from tests.launch.test_notify import Webhook
 from tests.processes import wait_until
 from tests.shard_rows import rows_in
@@ -34,17 +33,12 @@ sys.addaudithook(happen)
 """
 
 
-def write_images(folder: Path) -> None:
-    for n in range(4):
-        write_bright_image(folder / f"{n}.png", (64, 48), (10, 10, 30, 30))
-    (folder / "broken.png").write_bytes(b"")
-
-
 @pytest.fixture(scope="module")
 def done_before(tmp_path_factory, run_job, bright_model):
     """The arguments of a job, and the results of its first run."""
     folder = tmp_path_factory.mktemp("earlier")
-    write_images(folder / "in")
+    write_images(folder / "in", *(f"{n}.png" for n in range(4)))
+    (folder / "in" / "broken.png").touch()
     arguments = ["--input", folder / "in", "--model", bright_model]
     assert run_job(*arguments, "--output", folder / "out")[0] == 0
     return arguments, folder / "out"
