@@ -33,7 +33,7 @@ class Answers:
     """The open requests of one run; thread-safe.
 
     Args:
-      topic: Where answers are published.
+      topic: Where answers are published; empty: there are none.
       deadline_s: After this time a request is answered; the answer names the images that are missing as failed.
       subscriber: Holds their messages.
       clock: Seconds, monotonic.
@@ -46,14 +46,14 @@ class Answers:
         subscriber: Subscriber,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._topic, self._deadline_s, self._subscriber, self._clock = topic, deadline_s, subscriber, clock
+        self.topic, self._deadline_s, self._subscriber, self._clock = topic, deadline_s, subscriber, clock
         self._lock = threading.Lock()
         self._open: dict[str, _Open] = {}
         self._complete = threading.Event()
 
     def open(self, request: Request) -> None:
         """Begins to collect the outcomes of a request's images, if its sender wants an answer."""
-        if not request.wants_answer:
+        if not (self.topic and request.wants_answer):
             return
         refs = [image if isinstance(image, ImageRef) else image.ref for image in request.images]
         refs += [letter.ref for letter in request.dead_letters]
@@ -86,7 +86,7 @@ class Answers:
         if due:
             publishing = Publishing()
             for answer in due.values():
-                publishing.send(self._topic, answer)
+                publishing.send(self.topic, answer)
             publishing.wait()
             self._subscriber.end_hold([*due])
 

@@ -18,6 +18,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from pipeline.stream.subscriber import Subscriber
+
 # finalizations within this time may be of one checkpoint group; checkpoints that are closer count as one
 _SETTLE_SECONDS = 1.0
 
@@ -36,18 +38,12 @@ class DelayedAcks:
     """The unacknowledged polls of one poller in this process; thread-safe.
 
     Args:
-      acknowledge: Takes the ids of messages that a checkpoint holds.
-      release: Takes the ids of messages that were lost after a checkpoint.
+      subscriber: Acknowledges messages that a checkpoint holds, and releases those that were lost after one.
       clock: Seconds, monotonic.
     """
 
-    def __init__(
-        self,
-        acknowledge: Callable[[Sequence[str]], object],
-        release: Callable[[Sequence[str]], object],
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        self._acknowledge, self._release, self._clock = acknowledge, release, clock
+    def __init__(self, subscriber: Subscriber, clock: Callable[[], float] = time.monotonic):
+        self._subscriber, self._clock = subscriber, clock
         self._lock = threading.Lock()
         self._polls: dict[int, Poll] = {}
         self._group_began = -math.inf
@@ -60,8 +56,8 @@ class DelayedAcks:
             if self._polls and number <= max(self._polls):
                 former, self._polls = [*self._polls.values()], {}
             self._polls[number] = poll
-        self._acknowledge([each for earlier in former if earlier.number < number for each in earlier.ids])
-        self._release([each for later in former if later.number >= number for each in later.ids])
+        self._subscriber.end_hold([each for earlier in former if earlier.number < number for each in earlier.ids])
+        self._subscriber.release([each for later in former if later.number >= number for each in later.ids])
         return poll
 
     def end(self, poll: Poll) -> None:
@@ -79,4 +75,4 @@ class DelayedAcks:
             self._group_began = now
             done = [number for number, each in self._polls.items() if each.finalized <= now - _SETTLE_SECONDS]
             ids = [each for number in done for each in self._polls.pop(number).ids]
-        self._acknowledge(ids)
+        self._subscriber.end_hold(ids)

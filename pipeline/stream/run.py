@@ -80,7 +80,7 @@ class StreamRun:
       threads: Its threads, its stop event, and the failure that ends it.
       subscriber: Has its messages; pulling begins with the first step that pulls.
       recent: The deduplication cache, if all steps are in one process.
-      answers: Its open requests; None if there is no topic for answers.
+      answers: Its open requests.
       archive: Writes its rows; None if another step does, or no files are wanted.
     """
 
@@ -89,15 +89,14 @@ class StreamRun:
         self.settings = settings
         self.threads = RunThreads()
         PROCESS.samples = max(PROCESS.samples, settings.config.write.samples, REPORT_SAMPLES)
-        self.recent = DedupCache(stream.deduplicate_s, self._answer)
-        self.answers: Answers | None = None
         self.archive: Archive | None = None
-        self._failed: set[str] = set()
+        self._failed: dict[str, bool] = {}
         self._delayed_acks: dict[int, DelayedAcks] = {}
         subscription = settings.config.input[0] if settings.config.input else ""
         self.subscriber = Subscriber(subscription, PULL_IMAGES, PULL_BYTES, self.threads)
+        self.answers = Answers(stream.answer_topic, stream.answer_deadline_s, self.subscriber)
+        self.recent = DedupCache(stream.deduplicate_s, self.answers.done)
         if stream.answer_topic:
-            self.answers = Answers(stream.answer_topic, stream.answer_deadline_s, self.subscriber)
             self.threads.start("answering", functools.partial(self.answers.keep_publishing, self.threads.closed))
         if settings.results and settings.in_process:
             self.archive = Archive(settings.writer, settings.config.write.window_s, self.threads, self.subscriber)
@@ -105,25 +104,23 @@ class StreamRun:
 
     def delayed_acks_of(self, poller: int) -> DelayedAcks:
         """The polls of a poller, on a runner that finalizes early."""
-        return self._delayed_acks.setdefault(poller, DelayedAcks(self.subscriber.end_hold, self.subscriber.release))
+        return self._delayed_acks.setdefault(poller, DelayedAcks(self.subscriber))
 
     def end(self, result: DetectedImage | DeadLetter, row: bytes) -> None:
         """Notes what became of an image, and the row that answers all messages that asked for it."""
-        ref, outcome = result.ref, Outcome(row if self.answers else b"", isinstance(result, DeadLetter))
+        ref, outcome = result.ref, Outcome(row if self.answers.topic else b"", isinstance(result, DeadLetter))
         if outcome.failed:
             if len(self._failed) >= _MAX_FAILED:
                 self._failed.clear()
-            self._failed.add(ref.uri)
+            self._failed[ref.uri] = True
         if not self.settings.in_process or (isinstance(result, DeadLetter) and result.stage in _BEFORE_DETECTING):
-            self._answer(ref, outcome)
+            self.answers.done(ref, outcome)
         else:
             self.recent.done(ref, outcome)
 
     def forget_failure(self, ref: ImageRef) -> bool:
         """Whether the last attempt at an image failed in this process; forgets it, since the next attempt begins."""
-        failed = ref.uri in self._failed
-        self._failed.discard(ref.uri)
-        return failed
+        return self._failed.pop(ref.uri, False)
 
     def close(self) -> None:
         """Ends the threads, archives the last rows, and releases all messages that are not acknowledged.
@@ -137,10 +134,6 @@ class StreamRun:
                 self.archive.finish()
         finally:
             self.subscriber.close()
-
-    def _answer(self, ref: ImageRef, outcome: Outcome) -> None:
-        if self.answers:
-            self.answers.done(ref, outcome)
 
 
 _runs: dict[str, StreamRun] = {}  # of this process, by name

@@ -48,8 +48,7 @@ class ParseMessages(StreamStep):
         metrics.count_read(max(len(request.images) + len(request.dead_letters), 1))
         metrics.count_skipped(int(request.skipped))
         metrics.count_results(*request.dead_letters)
-        if self._shared.answers:
-            self._shared.answers.open(request)
+        self._shared.answers.open(request)
         yield from request.images
         yield from (beam.pvalue.TaggedOutput("dead", letter) for letter in request.dead_letters)
 

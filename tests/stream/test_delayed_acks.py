@@ -17,7 +17,7 @@ class Flink:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.polls = DelayedAcks(self.acknowledge, self.release, self.clock)
+        self.polls = DelayedAcks(self, self.clock)
         self.next = 1
         self.outstanding: list[Poll] = []
         self.coming: list[tuple[float, Poll]] = []
@@ -36,7 +36,7 @@ class Flink:
             self.polls.finalize(poll)
         self.clock.now = end
 
-    def acknowledge(self, ids) -> None:
+    def end_hold(self, ids) -> None:
         for each in ids:
             assert int(each.split(":")[0]) < self.held, "no completed checkpoint holds it"
         self.acknowledged += ids
