@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,6 @@ from tests.conftest import REPO, without_progress, without_stamps, write_bright_
 from tests.detect.versioned_models import save_version
 from tests.flink.cluster import worker_flags
 from tests.launch.jobs import needs_prism, rows_of, write_images, write_work
-from tests.streaming_job import StreamingJob, VersionedFile
 
 IMAGES, CALL_MS = 400, 50  # ten seconds of work for two processes, however fast: each second they tell how far they are
 TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
@@ -89,29 +87,3 @@ def test_workers_of_a_job_server_tell_the_same(tmp_path, bright_model):
     assert re.search(r"waiting for workers\n(.*\n)* *\d+ s  1 worker is loading the model", err)
     assert len(rows_of(tmp_path / "out")) == 20
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["submission_seconds"] > 0
-
-
-@pytest.mark.matrix
-@needs_prism
-def test_a_stream_of_a_job_server_tries_what_failed_again_and_drops_what_has_a_result(pubsub_emulator, tmp_path, bright_model):
-    """The state of the runner knows that an image was asked for; whether that failed, its worker knows."""
-    from apache_beam.options.pipeline_options import PipelineOptions
-
-    for name in ("first", "next"):
-        write_bright_image(tmp_path / "in" / f"{name}.png", (64, 48), (10, 12, 30, 36))
-    first, next_ = (VersionedFile(tmp_path / "in" / f"{name}.png") for name in ("first", "next"))
-    first.break_()
-    with running_prism(PipelineOptions([])) as endpoint:
-        flags = ["--runner=PortableRunner", f"--job_endpoint={endpoint}", "--allow-uri-prefix", tmp_path / "in"]
-        flags += worker_flags(PUBSUB_EMULATOR_HOST=pubsub_emulator.host)
-        with StreamingJob(pubsub_emulator, tmp_path, bright_model, *flags, answers=False) as job:
-            for _ in range(2):
-                job.publish(first.message)
-                assert len(job.take(job.dead_letters, 1)) == 1, job.output()
-            first.mend()
-            job.publish(first.message)
-            detected = job.take(job.detections, 1)
-            job.publish(first.message, next_.message)
-            detected += job.take(job.detections, 1)
-            assert [Path(message.attributes["image_uri"]).stem for message in detected] == ["first", "next"], job.output()
-            assert job.rest(job.detections) == job.rest(job.dead_letters) == []

@@ -121,12 +121,6 @@ def test_a_name_between_two_frames_means_the_later_one_and_one_behind_the_end_no
     assert frames(tmp_path / "absent.mp4") == [("", "not_found")]
 
 
-def test_the_generation_of_a_frame_is_that_of_its_file(tmp_path):
-    path = write_video(tmp_path / "a.mp4")
-    status = path.stat()
-    assert {image.ref.generation for image in read(path)} == {f"{status.st_size}-{status.st_mtime_ns}"}
-
-
 @pytest.mark.parametrize(("matrix", "quarters"), [("0 1 -1 0", -1), ("-1 0 0 -1", 2), ("0 -1 1 0", 1), ("1 0 0 1", 0)])
 def test_frames_are_upright_as_the_display_matrix_says(tmp_path, matrix, quarters):
     """Of a phone held upright, or upside down."""
