@@ -79,9 +79,9 @@ def folders_in_manifests(patterns: Iterable[str]) -> set[str]:
 
 def list_pieces(
     pieces: Sequence[Piece],
-    exclude: str = "",
-    leave_out: Callable[[str], None] = lambda _kind: None,
-    allowed: Sequence[str] = (),
+    exclude: str,
+    leave_out: Callable[[str], None],
+    allowed: Sequence[str],
     new: Callable[[Iterator[Any]], Iterator[Any]] = iter,
 ) -> Iterator[ImageRef | DeadLetter]:
     """All images and containers in these pieces, and dead letters of the lines of manifests that name none.
