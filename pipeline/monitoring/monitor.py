@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from pipeline.config import Config
 from pipeline.monitoring import health
 from pipeline.monitoring.http_server import Page, served
-from pipeline.monitoring.watchdog import watched
+from pipeline.monitoring.watchdog import Watchdog
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
-from pipeline.stats.progress import progress_shown
+from pipeline.stats.progress import in_background, progress_shown
 from pipeline.stats.samples import REPORT_SAMPLES
 
 
@@ -26,7 +26,7 @@ def monitored(config: Config, stats: Callable[[], JobStats] | None = None) -> It
       stats: Returns a copy of the statistics so far; default: all that this process counts in the block.
     """
     monitoring = config.monitoring
-    with watched(monitoring.stuck_after_s), contextlib.ExitStack() as shown:
+    with in_background("watchdog", Watchdog(monitoring.stuck_after_s).run), contextlib.ExitStack() as shown:
         now = stats or functools.partial(PROCESS.stats_of, shown.enter_context(PROCESS.counting()))
         if monitoring.log_level != "error":
             shown.enter_context(progress_shown(now, as_bar=config.mode == "batch"))

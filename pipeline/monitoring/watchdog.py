@@ -15,16 +15,26 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import TextIO
+from collections.abc import Callable, Mapping
 
 from pipeline.log_lines import write_unlocked
 from pipeline.stats.process import PARTS, PROCESS, Part
-from pipeline.stats.progress import in_background
 
 _LOOK_SECONDS = 1.0
 _LOOKS = 20  # at least so many before a part is stuck
 _FAILED = 1
+
+
+def end_stuck(name: str, part: Part, *, in_log: bool = False) -> None:
+    """Writes the stacks of all threads to a new file, or to standard error, prints one line, and ends the process with code 1."""
+    descriptor, place = (2, "this log") if in_log else tempfile.mkstemp(".txt", "stuck-job-")
+    faulthandler.dump_traceback(descriptor, all_threads=True)
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+    waits = f"{part.waiting} waiting, none done for {part.stalled_s:.0f} s (stuck_after_s)"
+    # without a lock, since a stuck thread may hold that of the log
+    write_unlocked(f"error: the job is stuck in its {name}: {waits}; the stacks of all threads are in {place}", "ERROR")
+    os._exit(_FAILED)
 
 
 class Watchdog:
@@ -37,11 +47,9 @@ class Watchdog:
     """
 
     def __init__(
-        self, stuck_after_s: float, end: Callable[[str, Part], object] | None = None, parts: Mapping[str, Part] = PROCESS.parts
+        self, stuck_after_s: float, end: Callable[[str, Part], object] = end_stuck, parts: Mapping[str, Part] = PROCESS.parts
     ):
-        self._stuck_after_s = stuck_after_s
-        self._end = end or end_stuck
-        self._parts = parts
+        self._stuck_after_s, self._end, self._parts = stuck_after_s, end, parts
         self._stalled_s = dict.fromkeys(parts, 0.0)
         self._steps = {name: part.steps for name, part in parts.items()}
         self.every_s = min(_LOOK_SECONDS, stuck_after_s / _LOOKS) if stuck_after_s else _LOOK_SECONDS
@@ -69,38 +77,11 @@ class Watchdog:
             before = now
 
 
-@contextlib.contextmanager
-def watched(stuck_after_s: float) -> Iterator[None]:
-    """Watches this process while the block lasts; see `Watchdog`."""
-    try:
-        with in_background("watchdog", Watchdog(stuck_after_s).run):
-            yield
-    finally:
-        for part in PROCESS.parts.values():
-            part.stalled_s = 0.0
-
-
 def watch_worker(stuck_after_s: float) -> None:
     """Watches a worker process to its end; the stacks go to its log, since its folders may vanish with it.
 
     A part that waits for others is not watched: they may be in other workers, and wait for storage there.
     """
     parts = {name: part for name, part in PROCESS.parts.items() if not PARTS[name]}
-    watchdog = Watchdog(stuck_after_s, functools.partial(end_stuck, stacks=sys.stderr), parts)
+    watchdog = Watchdog(stuck_after_s, functools.partial(end_stuck, in_log=True), parts)
     threading.Thread(target=watchdog.run, args=(threading.Event(),), name="watchdog", daemon=True).start()
-
-
-def end_stuck(name: str, part: Part, stacks: TextIO | None = None) -> None:
-    """Writes the stacks of all threads to a new file, or to `stacks`, prints one line, and ends the process with exit code 1."""
-    with contextlib.ExitStack() as opened:
-        file = stacks or opened.enter_context(tempfile.NamedTemporaryFile("w", prefix="stuck-job-", suffix=".txt", delete=False))
-        faulthandler.dump_traceback(file, all_threads=True)
-    text = (
-        f"error: the job is stuck in its {name}: {part.waiting} waiting, none done for {part.stalled_s:.0f} s (stuck_after_s); "
-    )
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-    write_unlocked(
-        f"{text}the stacks of all threads are in {'this log' if stacks else file.name}", "ERROR"
-    )  # a stuck thread may hold a lock of the log
-    os._exit(_FAILED)
