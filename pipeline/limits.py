@@ -79,10 +79,10 @@ def _values(name: str, groups: Path, own: Path) -> Iterator[str]:
                 continue
 
 
-def resident_bytes() -> int:
-    """Bytes of this process in memory; 0 where the system does not tell."""
+def resident_bytes(process: int | str = "self") -> int:
+    """Bytes of a process in memory; 0 where the system does not tell."""
     try:
-        with open("/proc/self/statm") as statm:
+        with open(f"/proc/{process}/statm") as statm:
             return int(statm.read().split()[1]) * _PAGE_BYTES
     except OSError:
         return 0
@@ -108,9 +108,9 @@ class MemoryLimit:
             return most_bytes
         return min(most_bytes, max(_LEAST_BYTES, (self.limit_bytes - resident_bytes()) * _SHARE))
 
-    def room_bytes(self) -> float:
-        """What may be taken now: what this limit, the control group and the machine leave."""
-        own = math.inf if self.limit_bytes is None else self.limit_bytes - resident_bytes()
+    def room_bytes(self, process: int | str = "self") -> float:
+        """What may be taken now: what this limit, the control group and the machine leave to a process."""
+        own = math.inf if self.limit_bytes is None else self.limit_bytes - resident_bytes(process)
         return min(own, memory_room_bytes())
 
 

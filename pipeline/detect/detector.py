@@ -287,6 +287,8 @@ def _open(feeder: Feeder, model: LoadedModel, detect: DetectConfig, read: ReadCo
         max_file_bytes=int(read.max_file_mb * 1e6),
         read_threads=-(-read.read_threads // feeder.processes),
         read_ahead_bytes=MEMORY.budget(_READ_AHEAD_BYTES) / feeder.processes,
+        memory_bytes=MEMORY.limit_bytes,
+        processes=feeder.processes,
         retry_seconds=RETRY_SECONDS,
         give_up_seconds=GIVE_UP_SECONDS,
     )

@@ -34,19 +34,15 @@ from pipeline.feed.decode import most_seconds
 from pipeline.feed.fit import ModelInput
 from pipeline.feed.shared_memory import SharedMemory, size_of
 from pipeline.feed.work import (
-    AskRoom,
     Coming,
     Fitted,
-    GiveRoom,
     Image,
     Limits,
     Prepared,
-    RoomFree,
     StoreAway,
     StoreFails,
     Work,
 )
-from pipeline.limits import MEMORY
 from pipeline.read.fetch import note_storage
 from pipeline.records import EncodedImage
 from pipeline.stats.process import PROCESS
@@ -58,7 +54,7 @@ sys.path[:] = {path!r}
 import ctypes
 ctypes.CDLL(None).prctl(1, 9)
 from pipeline.feed.process import serve
-serve({memory})
+serve({memory}, {locks})
 """
 _CHUNKS = 2  # of a process: one in work, and one whose images it reads meanwhile
 _STARTS = 3  # failed ones in a row, after which the feeder gives up
@@ -135,7 +131,7 @@ class _Chunk:
 class _Process:
     """One feeder process, as the job sees it."""
 
-    def __init__(self, memory: int):
+    def __init__(self, memory: int, locks: int):
         ours, its = socket.socketpair()
         for end in (ours, its):
             end.settimeout(None)  # Beam's sign-in at Google sets a default for all sockets
@@ -143,12 +139,12 @@ class _Process:
         try:
             with its:
                 self._process = subprocess.Popen(  # noqa: S603  a command of ours
-                    [sys.executable, "-c", _CODE.format(path=sys.path, memory=memory)],
+                    [sys.executable, "-c", _CODE.format(path=sys.path, memory=memory, locks=locks)],
                     stdin=its.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,  # decoders print
                     env=os.environ | {"MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"},  # more would reserve memory
-                    pass_fds=(memory,),
+                    pass_fds=(memory, locks),
                     start_new_session=True,  # Ctrl-C is for the job
                 )
         except OSError as err:
@@ -206,13 +202,11 @@ class Feeder:
         self.processes = processes
         self.slots = 0
         self._limits: Limits | None = None
-        self._descriptor = os.memfd_create("feeder")
+        self._descriptor, self._locks = os.memfd_create("feeder"), os.memfd_create("locks")
         self._memory = SharedMemory(self._descriptor)
         self._free: list[int] = []
         self._waiting: deque[_Chunk] = deque()
         self._running: list[_Process] = []
-        self._decoding: dict[_Process, float] = {}  # bytes of the large images that are decoded now
-        self._asking: deque[tuple[_Process, float]] = deque()
         self._failed_starts = 0
         self._failure: BaseException | None = None
         self._lock = threading.RLock()  # of all of these
@@ -263,6 +257,7 @@ class Feeder:
         with self._lock:
             if self._descriptor >= 0:
                 os.close(self._descriptor)
+                os.close(self._locks)
             self._descriptor = -1
 
     def _tend(self) -> None:
@@ -275,7 +270,6 @@ class Feeder:
                     for message in process.messages():
                         with self._lock:
                             self._take(process, message)
-                            self._give_room()
                             self._hand_out()
                 finally:
                     with self._lock:  # nobody sends while the channel closes
@@ -288,7 +282,7 @@ class Feeder:
 
     def _start_process(self, former: _Process | None) -> _Process:
         """Starts a process; it goes on with the chunks of the one that it replaces."""
-        process = _Process(self._descriptor)
+        process = _Process(self._descriptor, self._locks)
         with self._lock:
             if former:
                 self._running.remove(former)
@@ -328,10 +322,6 @@ class Feeder:
             process.chunks.popleft()
             if not is_whole:
                 process.start(chunk)  # behind a chunk that the process has already
-        elif isinstance(message, AskRoom):
-            self._asking.append((process, message.needed_bytes))
-        elif isinstance(message, RoomFree):
-            self._decoding.pop(process, None)
         elif isinstance(message, StoreFails):
             note_storage(*message)
         elif isinstance(message, StoreAway):
@@ -343,25 +333,10 @@ class Feeder:
             process.is_ready = True
             self._failed_starts = 0
 
-    def _give_room(self) -> None:
-        """Lets large images be decoded in turn, as far as memory allows; one that does not fit alone is refused."""
-        while self._asking:
-            process, needed_bytes = self._asking[0]
-            room = MEMORY.room_bytes()
-            if needed_bytes + sum(self._decoding.values()) > room and self._decoding:
-                return
-            self._asking.popleft()
-            if needed_bytes <= room:
-                self._decoding[process] = needed_bytes
-            process.send(GiveRoom(needed_bytes <= room, room))
-
     def _note_death(self, process: _Process, code: int) -> None:
         """Blames the image that a process died of, if it was tried alone."""
         if self._failure:
             return
-        self._decoding.pop(process, None)
-        self._asking = deque(each for each in self._asking if each[0] is not process)
-        self._give_room()
         PROCESS.failing.pop("storage", None)  # what it knew of a store is lost; one that still fails is noted again
         self._failed_starts += not process.is_ready
         failure = _death(code, self._limits)

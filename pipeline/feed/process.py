@@ -7,6 +7,8 @@ limits that the kernel keeps (`bounds.py`). The process ends when the job's proc
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
 import math
 import os
 import queue
@@ -30,51 +32,52 @@ from pipeline.feed.shared_memory import SharedMemory
 from pipeline.feed.thumbnails import make_thumbnail, thumbnail_of
 from pipeline.feed.work import (
     ANY_ROOM,
-    AskRoom,
     Coming,
     Fitted,
-    GiveRoom,
     Limits,
     Prepared,
-    RoomFree,
     StoreAway,
     StoreFails,
     Work,
 )
+from pipeline.limits import MEMORY
 from pipeline.read.fetch import CircuitBreaker, read_image
 from pipeline.read.prefetch import Prefetcher, Read
 from pipeline.records import DeadLetter, EncodedImage, identity_hash
 
+_TURN, _ROOM = range(2)  # bytes of the file of locks, which the kernel frees when a process ends
 _STACK_BYTES = 1 << 20  # of a thread that reads; it counts where memory is bounded
 
 
-def serve(memory: int) -> None:
+def serve(memory: int, locks: int) -> None:
     """Works until the other end of standard input, a socket, closes.
 
     Args:
       memory: The descriptor of the shared memory.
+      locks: That of a file for the locks of all feeder processes of a job.
     """
     set_up()
     warnings.simplefilter("ignore")  # of Pillow, for damaged Exif
     threading.stack_size(_STACK_BYTES)
     try:
-        _Process(Connection(0), memory).run()
+        _Process(Connection(0), memory, locks).run()
     finally:
         os._exit(1)  # without waiting for threads that read
 
 
 class _Process:
-    def __init__(self, channel: Connection, memory: int):
+    def __init__(self, channel: Connection, memory: int, locks: int):
         self._channel = channel
+        self._lock = functools.partial(fcntl.lockf, locks)
         self._sending = threading.Lock()
         self._limits: Limits = channel.recv()
+        MEMORY.limit_bytes = self._limits.memory_bytes
         self._breaker = CircuitBreaker(
             self._limits.retry_seconds, self._limits.give_up_seconds, lambda *noted: self._send(StoreFails(*noted))
         )
         self._memory = SharedMemory(memory)
         self._ahead = Prefetcher(self._read, self._limits.read_threads, self._limits.read_ahead_bytes)
         self._works: queue.SimpleQueue[tuple[Work, deque[Read]]] = queue.SimpleQueue()
-        self._rooms: queue.SimpleQueue[GiveRoom] = queue.SimpleQueue()
 
     def run(self) -> None:
         """Answers each `Work` with `Prepared`, in order."""
@@ -95,9 +98,7 @@ class _Process:
         try:
             while True:
                 message = self._channel.recv()
-                if isinstance(message, GiveRoom):
-                    self._rooms.put(message)
-                elif isinstance(message, Coming):
+                if isinstance(message, Coming):
                     expect(message.size)
                 else:
                     expect(0)
@@ -165,14 +166,24 @@ class _Process:
             yield
             return
         limit_memory(needed_bytes)
-        with clock_stopped():
-            self._send(AskRoom(needed_bytes))
-            answer = self._rooms.get()
-        if not answer.granted:
-            what = f"got {wh[0]} x {wh[1]} pixels that take {needed_bytes / 1e6:.0f} MB to decode"
-            most = f"{max(answer.room_bytes, 0) / 1e6:.0f} MB of memory"
-            raise ImageError("decode", "too_large", f"expected an image that fits into {most}, {what}")
         try:
+            with clock_stopped():
+                room_bytes = self._wait_for_room(needed_bytes)
+            if needed_bytes > room_bytes:
+                what = f"got {wh[0]} x {wh[1]} pixels that take {needed_bytes / 1e6:.0f} MB to decode"
+                most = f"{max(room_bytes, 0) / 1e6:.0f} MB of memory"
+                raise ImageError("decode", "too_large", f"expected an image that fits into {most}, {what}")
             yield
         finally:
-            self._send(RoomFree())
+            self._lock(fcntl.LOCK_UN)
+
+    def _wait_for_room(self, needed_bytes: float) -> float:
+        """Waits for a process's share of the job's memory, or for all of it where that is too little; returns what there is."""
+        self._lock(fcntl.LOCK_EX, 1, _TURN)  # an image that waits for all comes before those that ask later
+        self._lock(fcntl.LOCK_SH, 1, _ROOM)
+        room_bytes = MEMORY.room_bytes(os.getppid())
+        if needed_bytes > room_bytes / self._limits.processes:
+            self._lock(fcntl.LOCK_EX, 1, _ROOM)
+            room_bytes = MEMORY.room_bytes(os.getppid())
+        self._lock(fcntl.LOCK_UN, 1, _TURN)
+        return room_bytes

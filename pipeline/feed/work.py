@@ -21,6 +21,8 @@ class Limits(NamedTuple):
       max_file_bytes: A larger file is refused.
       read_threads: Images that one process reads from storage in parallel.
       read_ahead_bytes: Most bytes that it has read ahead.
+      memory_bytes: Most memory of the job's own process; None: no limit.
+      processes: How many decode side by side.
       retry_seconds: How long an image is tried again while storage fails.
       give_up_seconds: How long a store may fail for all images before the job ends.
     """
@@ -30,6 +32,8 @@ class Limits(NamedTuple):
     max_file_bytes: int
     read_threads: int
     read_ahead_bytes: float
+    memory_bytes: int | None
+    processes: int
     retry_seconds: float
     give_up_seconds: float
 
@@ -88,23 +92,6 @@ class Prepared(NamedTuple):
     failures: dict[int, ImageError]
 
 
-class AskRoom(NamedTuple):
-    """A process wants to decode a large image, of more than `ANY_ROOM` bytes."""
-
-    needed_bytes: float
-
-
-class GiveRoom(NamedTuple):
-    """The answer: it may, or there is no room even without other images, but for so many bytes."""
-
-    granted: bool
-    room_bytes: float = 0.0
-
-
-class RoomFree(NamedTuple):
-    """A process has decoded its large image."""
-
-
 class StoreFails(NamedTuple):
     """A store fails, or is back; see `note_storage`."""
 
@@ -124,4 +111,4 @@ class Coming(NamedTuple):
     size: int
 
 
-ANY_ROOM = 64e6  # bytes of decoding that need no question: a detector that has started has room for them
+ANY_ROOM = 64e6  # bytes of decoding that need not wait: a detector that has started has room for them

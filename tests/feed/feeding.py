@@ -28,6 +28,8 @@ LIMITS = Limits(
     max_file_bytes=1 << 30,
     read_threads=4,
     read_ahead_bytes=32e6,
+    memory_bytes=None,
+    processes=2,
     retry_seconds=0.0,
     give_up_seconds=math.inf,
 )

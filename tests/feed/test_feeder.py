@@ -3,10 +3,12 @@
 import contextlib
 import dataclasses
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -17,7 +19,7 @@ from pipeline.failures import MAY_PASS
 from pipeline.feed.feeder import Feeder
 from pipeline.feed.fit import ModelInput, fit
 from pipeline.feed.thumbnails import make_thumbnail
-from pipeline.limits import MEMORY, resident_bytes
+from pipeline.limits import resident_bytes
 from pipeline.records import EncodedImage, ImageRef, identity_hash
 from pipeline.stats.process import PROCESS
 from tests import hostile_images
@@ -123,6 +125,13 @@ class TestPixels:
 
 def address(chunk):
     return chunk.pixels.ctypes.data
+
+
+def locking(feeder, byte, waiting=False):
+    """The processes that hold a lock on a byte of the feeder's file of locks, or wait for it."""
+    inode = os.fstat(feeder._locks).st_ino
+    found = re.findall(rf"^\d+: (-> )?POSIX .* (\d+) [^ ]+:{inode} {byte} {byte}$", Path("/proc/locks").read_text(), re.MULTILINE)
+    return {int(pid) for arrow, pid in found if bool(arrow) == waiting}
 
 
 def shared_bytes():
@@ -315,42 +324,50 @@ class TestProcess:
 class TestMemory:
     """Of large images, which are decoded as the memory of the job allows."""
 
-    @pytest.fixture(autouse=True)
-    def limited(self):
-        yield
-        MEMORY.narrow(None)
-
     @pytest.mark.parametrize("file_format", ["PNG", "TIFF"])
-    def test_an_image_that_does_not_fit_is_a_dead_letter_that_names_its_size(self, alone, file_format):
+    def test_an_image_that_does_not_fit_is_a_dead_letter_that_names_its_size(self, file_format):
         """The kernel would end the worker, again after each restart."""
-        images, before = in_hand(BMP, encoded(file_format, (6000, 4000)), BMP), feeders()
-        chunk = fed(alone, images)
-        assert places(chunk) == [0, 1, 2]
-        MEMORY.narrow(resident_bytes() // 10**6 + 50)
-        chunk = fed(alone, images)
+        images = in_hand(BMP, encoded(file_format, (6000, 4000)), BMP)
+        with feeding() as feeder:
+            assert places(fed(feeder, images)) == [0, 1, 2]
+        with feeding(LIMITS._replace(memory_bytes=resident_bytes() + 50_000_000)) as feeder:
+            fed(feeder, in_hand(BMP)).release()
+            before = feeders()
+            chunk = fed(feeder, images)
+            assert feeders() == before
         assert places(chunk) == [0, 2] and chunk.failures[1].reason == "too_large"
         message = str(chunk.failures[1])
         assert message.startswith("expected an image that fits into ") and "got 6000 x 4000 pixels that take " in message
-        assert feeders() == before
 
     def test_large_decodes_add_up_within_the_memory_that_there_is(self):
         """Two that fit alone and not together are done one after another."""
         content = encoded("JPEG", (6000, 4000), progressive=True)
+        with feeding(LIMITS._replace(memory_bytes=resident_bytes() + 350_000_000), processes=2) as feeder:
+            for chunk in [feeder.start(in_hand(BMP), STRETCH) for _ in range(4)]:
+                chunk.result().release()
+            before = feeders()
+            started = [feeder.start(in_hand(content), STRETCH)]
+            (decodes,) = wait_until(lambda: locking(feeder, 1))
+            os.kill(decodes, signal.SIGSTOP)
+            started.append(feeder.start(in_hand(content), STRETCH))
+            (waits,) = wait_until(lambda: locking(feeder, 1, waiting=True))
+            assert locking(feeder, 1) == {decodes} and waits != decodes
+            os.kill(decodes, signal.SIGCONT)
+            assert [places(chunk.result()) for chunk in started] == [[0], [0]]
+            assert feeders() == before
+
+    def test_who_dies_or_decodes_a_small_image_keeps_nobody_waiting(self):
+        """Large images that fit side by side are decoded so."""
+        content = encoded("JPEG", (6000, 4000), progressive=True)
         with feeding(processes=2) as feeder:
             for chunk in [feeder.start(in_hand(BMP), STRETCH) for _ in range(4)]:
                 chunk.result().release()
-            first, second = feeders()
-            MEMORY.narrow(resident_bytes() // 10**6 + 300)
             started = [feeder.start(in_hand(content), STRETCH)]
-            wait_until(lambda: feeder._decoding)
-            decodes = next(iter(feeder._decoding)).pid
-            os.kill(decodes, signal.SIGSTOP)
-            started.append(feeder.start(in_hand(content), STRETCH))
-            wait_until(lambda: feeder._asking)
-            assert len(feeder._decoding) == 1
-            os.kill(decodes, signal.SIGCONT)
-            assert [places(chunk.result()) for chunk in started] == [[0], [0]]
-            assert feeders() == {first, second}
+            (first,) = wait_until(lambda: locking(feeder, 1))
+            os.kill(first, signal.SIGSTOP)
+            assert places(fed(feeder, in_hand(content, BMP))) == [0, 1]
+            os.kill(first, signal.SIGKILL)
+            assert places(started[0].result()) == [0]
 
 
 class TestReading:
