@@ -243,8 +243,8 @@ def _extra(ref: ImageRef) -> dict[str, Any]:
 def row_bytes(row: Any, indent: int | None = None) -> bytes:
     r"""A row as one line of UTF-8 JSON without an end of line, for files and messages; several lines with `indent`.
 
-    The text of a row never changes from release to release: files of rows are merged by their bytes, and hashes of settings, by
-    which a row counts as done, are hashes of such texts.
+    The text of a value never changes from release to release: the hashes of settings, by which a row counts as done, are hashes
+    of such texts.
 
     Every row gives valid JSON. NaN and infinity become `null`, as in `JSON.stringify`. Half a surrogate pair in a name, which is
     how Python holds bytes of a file name that are no UTF-8, is escaped, so readers get the same name.
@@ -289,8 +289,3 @@ def name_of(name: bytes) -> str:
 def identity_hash(identity: str) -> int:
     """A fixed pseudo-random number of 64 bits for an image; it selects the image's shard and the samples of the report."""
     return int.from_bytes(hashlib.blake2b(name_bytes(identity), digest_size=8).digest(), "big")
-
-
-def identity_bytes(ref: ImageRef) -> bytes:
-    """The bytes of an image's identity, the key of shuffles, hashes and deduplication."""
-    return name_bytes(ref.identity)

@@ -83,14 +83,13 @@ class _Changes:
     def _happen(self, event, args):
         if self._act and event in ("os.rename", "os.remove", "os.mkdir") and self._folder in str(args[0]):
             self._left -= 1
-            if self._left == 0 or (self._left < 0 and self._each):
+            if self._left == 0:
                 act, self._act = self._act, None
-                act(*map(str, args[:2]))
-                self._act = act if self._each else None
+                act()
 
-    def before(self, folder, number, act, *, each=False):
-        """Arms it, for the `number`-th change, or for each one from there on."""
-        self._folder, self._left, self._each, self._act = folder, number, each, act
+    def before(self, folder, number, act):
+        """Arms it, for the `number`-th change."""
+        self._folder, self._left, self._act = folder, number, act
 
     def disarm(self):
         """Whether the moment came."""
@@ -265,7 +264,7 @@ def test_one_that_was_paused_for_a_day_loses_and_hides_nothing(output, tmp_path)
         shutil.copytree(output, copy)
         expected = {}
 
-        def meanwhile(*_, copy=copy, expected=expected):
+        def meanwhile(copy=copy, expected=expected):
             for path in Path(copy).glob(f"{LOCK}*"):
                 path.unlink()
             write_rows(copy, [detected("a", confidence=0.25), detected("new")], [failed("new")], made_at=9.0)
@@ -294,19 +293,6 @@ def test_of_equal_rows_that_in_the_merged_file_stays_whatever_the_clock_was(tmp_
     write_rows(output, [detected("a", confidence=0.25)], made_at=1.0)
     assert compact(output).dropped == 1
     assert [row["detections"][0]["confidence"] for row in rows_in(output)] == [0.5, 0.5]
-
-
-def test_jobs_and_streams_write_while_it_runs(output):
-    added = []
-
-    def add(*_):
-        added.append(f"new-{len(added):03d}")
-        write_rows(output, [detected(added[-1])])
-
-    changes.before(output, 1, add, each=True)
-    compact(output)
-    changes.disarm()
-    assert len(added) > 10 and uris(rows_in(output)) == [*"abcde", *added]
 
 
 @pytest.mark.parametrize("damage", ["cut off", "empty", "other columns", "a folder", "a link"])

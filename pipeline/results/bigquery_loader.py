@@ -25,7 +25,7 @@ from google.cloud import bigquery
 from models.progress import shown
 from pipeline.errors import OutputError
 from pipeline.results.rows import SCHEMAS
-from pipeline.results.shards import BROKEN, Shard, list_shards, open_shard
+from pipeline.results.shards import BROKEN, Shard, list_shards, open_shard, undisturbed
 from pipeline.storage.cloud import GS
 from pipeline.storage.files import exists
 
@@ -34,7 +34,6 @@ _TYPES = {
     "timestamp[us, tz=UTC]": "TIMESTAMP",
 }
 _PART_BYTES, _PART_FILES = 256 << 20, 1000
-_PASSES = 3  # a compaction may delete shards meanwhile
 _DAY = datetime.timedelta(days=1)
 _NO_ROWS = datetime.datetime.fromtimestamp(0, datetime.timezone.utc)
 
@@ -75,18 +74,18 @@ def load(output: str, tables: Mapping[str, str], client: bigquery.Client, since:
     rows = refused = 0
     for kind, name in tables.items():
         table = _table(client, name, table_schema(kind))
-        for left in reversed(range(_PASSES)):
+
+        def read(kind: str = kind, table: bigquery.Table = table) -> int:
+            """Loads the shards of a kind; returns the number of refused ones."""
+            nonlocal rows
+            refused = 0
             shards = [shard for shard in list_shards(output, (kind,)) if shard.written_at >= since]
-            refused_now = 0
-            try:
-                for part in shown(list(_parts(shards)), f"loading {kind}", "parts"):
-                    done = _load(client, table, part)
-                    rows, refused_now = rows + done.rows, refused_now + done.refused
-                break
-            except FileNotFoundError:  # a newer listing names the shard that holds its rows
-                if not left:
-                    raise
-        refused += refused_now
+            for part in shown(list(_parts(shards)), f"loading {kind}", "parts"):
+                done = _load(client, table, part)
+                rows, refused = rows + done.rows, refused + done.refused
+            return refused
+
+        refused += undisturbed(read)
     return Loaded(rows, refused)
 
 

@@ -80,16 +80,14 @@ def detections_table(images: Sequence[DetectedImage], version: RowVersion, run: 
         ],
         fields=list(_DETECTION),
     )
-    named = [(image.ref.uri, image.ref.generation, image.model_name, image.model_version) for image in images]
     columns = {
-        **_common(named, version.settings),
-        "settings": [version.settings] * len(images),
         "width": [image.width for image in images],
         "height": [image.height for image in images],
         "detections": pa.ListArray.from_arrays(pa.array(ends, pa.int32()), detections),
-        "extra": [parquet_text(image.ref.extra) or None for image in images],
+        "extra": [image.ref.extra or None for image in images],
     }
-    return _table(DETECTIONS, columns, run, made_at)
+    named = [(image.ref.uri, image.ref.generation, image.model_name, image.model_version) for image in images]
+    return _table(DETECTIONS, named, columns, version, run=run, made_at=made_at)
 
 
 def dead_letters_table(letters: Sequence[DeadLetter], version: RowVersion, run: str, made_at: float) -> pa.Table:
@@ -104,35 +102,40 @@ def dead_letters_table(letters: Sequence[DeadLetter], version: RowVersion, run: 
         for each in letters
     ]
     columns = {
-        **_common(named, version.settings),
-        "uri": [parquet_text(each.ref.uri) for each in letters],
-        "settings": [version.limits] * len(letters),
-        **{name: [parquet_text(getattr(each, name)) for each in letters] for name in ("stage", "reason", "message")},
-        "record": [parquet_text(each.ref.record) or None for each in letters],
+        "uri": [each.ref.uri for each in letters],
+        **{name: [getattr(each, name) for each in letters] for name in ("stage", "reason", "message")},
+        "record": [each.ref.record or None for each in letters],
         "model_was_called": [bool(each.model_name) for each in letters],
         "payload": [each.payload or None for each in letters],
-        "extra": [parquet_text(each.ref.extra) or None for each in letters],
+        "extra": [each.ref.extra or None for each in letters],
     }
-    return _table(DEAD_LETTERS, columns, run, made_at)
+    return _table(DEAD_LETTERS, named, columns, version, run=run, made_at=made_at)
 
 
-def _common(named: Sequence[tuple[str, str, str, str]], settings: str) -> dict[str, Any]:
-    """The columns `key` to `version`."""
-    uris = [parquet_text(uri) for uri, *_ in named]
-    return {
-        "key": np.fromiter((row_key(*each, settings) for each in named), np.uint64, len(named)),
-        "uri": uris,
-        "uri_bytes": [name_bytes(each[0]) if each[0] != uri else None for each, uri in zip(named, uris, strict=True)],
-        **{
-            name: [parquet_text(each[place]) for each in named]
-            for place, name in enumerate(("generation", "model", "version"), 1)
-        },
+def _table(
+    kind: str,
+    named: Sequence[tuple[str, str, str, str]],
+    columns: dict[str, Any],
+    version: RowVersion,
+    *,
+    run: str,
+    made_at: float,
+) -> pa.Table:
+    """The table of these columns and the common ones; `named` has what is in the key, from URI to version."""
+    rows, moment = len(named), pa.scalar(int(made_at * 1e6), pa.int64()).cast(pa.timestamp("us", "UTC"))
+    columns = {
+        "key": np.fromiter((row_key(*each, version.settings) for each in named), np.uint64, rows),
+        **{name: [each[place] for each in named] for place, name in enumerate(("uri", "generation", "model", "version"))},
+        "settings": [version.settings_of(kind)] * rows,
+        "run": [run] * rows,
+        "made_at": pa.repeat(moment, rows),
+        **columns,
     }
-
-
-def _table(kind: str, columns: dict[str, Any], run: str, made_at: float) -> pa.Table:
-    rows, moment = len(columns["key"]), pa.scalar(int(made_at * 1e6), pa.int64()).cast(pa.timestamp("us", "UTC"))
-    return pa.Table.from_pydict({**columns, "run": [run] * rows, "made_at": pa.repeat(moment, rows)}, schema=SCHEMAS[kind])
+    columns["uri_bytes"] = [name_bytes(uri) if parquet_text(uri) != uri else None for uri in columns["uri"]]
+    for field in SCHEMAS[kind]:
+        if field.type == pa.string():
+            columns[field.name] = [text and parquet_text(text) for text in columns[field.name]]
+    return pa.Table.from_pydict(columns, schema=SCHEMAS[kind])
 
 
 def json_rows(table: pa.Table | pa.RecordBatch, kind: str) -> Iterator[dict[str, Any]]:

@@ -20,7 +20,7 @@ import operator
 import posixpath
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -72,12 +72,6 @@ class Shard(NamedTuple):
     def view(self) -> str:
         """Its JSON Lines file."""
         return f"{self.path.removesuffix('.parquet')}.jsonl"
-
-
-class StagedShard(NamedTuple):
-    """A complete shard without its final name: its staged files and their final ones, the view first."""
-
-    names: tuple[tuple[str, str], ...]
 
 
 def shard_of_name(path: str, size_bytes: int = 0, generation: str = "") -> Shard | None:
@@ -259,19 +253,20 @@ def write_shard(output: str, kind: str, table: pa.Table, run: str, view: bool = 
     return f"{name}.parquet"
 
 
-def stage_shard(output: str, kind: str, table: pa.Table, run: str, view: bool = False) -> StagedShard:
-    """Writes a shard under a staged name, for runners that may run a bundle again; see `write_shard`."""
+def stage_shard(output: str, kind: str, table: pa.Table, run: str, view: bool = False) -> dict[str, str]:
+    """Writes a shard for runners that may run a bundle again: its staged files and their final names, the view first."""
     name, staging = _new_name(run), f"{output}/{STAGING}{run}"
-    parts = ([("jsonl", _view(table, kind))] if view else []) + [("parquet", parquet_bytes(table))]
-    for ending, content in parts:
+    contents = {"jsonl": _view(table, kind)} if view else {}
+    contents["parquet"] = parquet_bytes(table)
+    for ending, content in contents.items():
         with create(f"{staging}/{name}.{ending}") as file:
             file.write(content)
-    return StagedShard(tuple((f"{staging}/{name}.{ending}", f"{output}/{kind}/{name}.{ending}") for ending, _ in parts))
+    return {f"{staging}/{name}.{ending}": f"{output}/{kind}/{name}.{ending}" for ending in contents}
 
 
-def publish_shard(staged: StagedShard) -> None:
+def publish_shard(staged: Mapping[str, str]) -> None:
     """Gives a staged shard its name; durable when it returns. May be repeated, also by several processes at once."""
-    for path, final in staged.names:
+    for path, final in staged.items():
         try:
             move_files({path: final}, replace=False)
         except (FileNotFoundError, FileExistsError) as err:  # an earlier attempt has renamed it

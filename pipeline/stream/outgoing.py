@@ -16,7 +16,6 @@ from pipeline.records import (
     ImageRef,
     dead_letter_row,
     detection_row,
-    identity_bytes,
     name_bytes,
     row_bytes,
 )
@@ -43,7 +42,7 @@ class Outcome:
 
 def detection_id(ref: ImageRef, model_name: str, model_version: str) -> str:
     """A deterministic id of image generation and model version, by which readers recognise repeats."""
-    return hashlib.sha256(b"\n".join((identity_bytes(ref), name_bytes(model_name), name_bytes(model_version)))).hexdigest()[:32]
+    return hashlib.sha256(name_bytes("\n".join((ref.identity, model_name, model_version)))).hexdigest()[:32]
 
 
 def detection_message(image: DetectedImage, now: float) -> Message:

@@ -10,8 +10,9 @@ memory that an export takes.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -85,14 +86,8 @@ def export(
 
 def _write(of: Format, read: Callable[[], Iterable[dict[str, Any]]], folder: str, **more: str) -> tuple[int, Sequence[str]]:
     """Writes the files of a format; returns the number of rows and the notes of its writer."""
-    rows = 0
-
-    def counted() -> Iterator[dict[str, Any]]:
-        nonlocal rows
-        for row in read():
-            rows += 1
-            yield row
-
+    numbers = itertools.count()
+    rows = (row for row, _ in zip(read(), numbers, strict=False))
     with contextlib.ExitStack() as stack:
-        notes = of.write(counted(), *(stack.enter_context(create(f"{folder}/{name}")) for name in of.files), **more)
-    return rows, notes or ()
+        notes = of.write(rows, *(stack.enter_context(create(f"{folder}/{name}")) for name in of.files), **more)
+    return next(numbers), notes or ()

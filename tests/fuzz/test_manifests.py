@@ -13,7 +13,7 @@ from pipeline.failures import ImageError
 from pipeline.read.fetch import fetch
 from pipeline.read.list_images import list_images
 from pipeline.read.manifests import named_images, read_manifest
-from pipeline.records import DeadLetter, dead_letter_row, identity_bytes, row_bytes
+from pipeline.records import DeadLetter, dead_letter_row, name_bytes, row_bytes
 
 ENDINGS = (".txt", ".csv", ".jsonl")
 
@@ -77,7 +77,7 @@ def test_a_manifest_is_images_and_dead_letters(folder, ending, content):
         ref = each.ref if isinstance(each, DeadLetter) else each
         assert ref.uri
         assert pickle.loads(pickle.dumps(ref)) == ref
-        assert identity_bytes(ref)
+        assert name_bytes(ref.identity)
         assert len(ref.extra) < 3000
         if isinstance(each, DeadLetter):
             one_line(each.message)

@@ -18,7 +18,6 @@ from pipeline.results.rows import dead_letters_table, detections_table, json_row
 from pipeline.results.shards import (
     COMPACTED,
     SOURCES,
-    StagedShard,
     done_keys,
     list_shards,
     publish_shard,
@@ -71,7 +70,7 @@ def test_the_view_is_there_before_its_shard_and_says_the_same(tmp_path):
     lines = Path(path.replace(".parquet", ".jsonl")).read_text().splitlines()
     assert list(map(json.loads, lines)) == list(json_rows(pq.read_table(path), "detections"))
     staged = stage_shard(f"{tmp_path}", "detections", pq.read_table(path), "run", view=True)
-    assert [final.rpartition(".")[2] for _, final in staged.names] == ["jsonl", "parquet"]
+    assert [final.rpartition(".")[2] for final in staged.values()] == ["jsonl", "parquet"]
 
 
 @pytest.mark.slow
@@ -83,9 +82,8 @@ def test_a_staged_shard_gets_its_name_once_however_often_that_is_tried(output):
     for _ in range(2):
         publish_shard(staged)
     assert [row["image"]["uri"] for row in rows_in(output)] == ["a.jpg"]
-    lost = StagedShard(((f"{output}/.staging-run/gone.parquet", f"{output}/detections/gone.parquet"),))
     with pytest.raises(OutputError, match="is gone"):
-        publish_shard(lost)
+        publish_shard({f"{output}/.staging-run/gone.parquet": f"{output}/detections/gone.parquet"})
 
 
 def test_on_cloud_storage_a_shard_overwrites_no_object(strict_gcs_bucket, monkeypatch):

@@ -4,6 +4,7 @@ import contextlib
 import io
 import itertools
 import os
+import zipfile
 from pathlib import Path
 
 import pandas as pd
@@ -77,15 +78,19 @@ def test_a_folder_on_cloud_storage_is_exported_there_and_on_this_disk(gcs_bucket
     write_rows(out, [detected("a.jpg", confidence=0.5)], made_at=MONDAY)
     write_rows(out, [detected("a.jpg", confidence=0.75)], made_at=MONDAY + DAY)
     for to in ([], [], ["--to", f"{tmp_path}/to"]):
-        exported(out, "--format", "csv,coco", *to)
+        exported(out, "--format", "csv,coco,yolo", *to)
     content = gcs_bucket.blob("out/exports/detections.csv").download_as_bytes()
     assert content == (tmp_path / "to" / "detections.csv").read_bytes()
     assert pd.read_csv(io.BytesIO(content))["confidence"].tolist() == [0.75]
+    with zipfile.ZipFile(io.BytesIO(gcs_bucket.blob("out/exports/yolo.zip").download_as_bytes())) as archive:
+        assert archive.testzip() is None, "nothing can seek there"
+        assert len(archive.namelist()) == 3
     names = {blob.name.partition("/")[2] for blob in gcs_bucket.list_blobs()}
     assert {name for name in names if not name.startswith("detections/")} == {
         "exports/coco/images.json",
         "exports/coco/results.json",
         "exports/detections.csv",
+        "exports/yolo.zip",
     }
 
 
