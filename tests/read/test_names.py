@@ -1,6 +1,5 @@
 """File names that are no text: such a file is an image like any other, from the listing to its row and back."""
 
-import json
 import os
 import shutil
 
@@ -38,14 +37,3 @@ def test_files_whose_names_are_no_utf8_are_images_like_others(runner, tmp_path, 
     again = ["--input", dead_letters, "--allow-uri-prefix", tmp_path / "in", "--output", tmp_path / "again"]
     assert run_job(*again, *arguments)[0] == 0
     assert [os.fsencode(row["image"]["uri"]) for row in rows_of(tmp_path / "again")] == [folder + b"/broken\xff.png"]
-
-
-def test_a_doubly_named_file_whose_name_is_no_utf8_is_read_once(tmp_path, run_job, bright_model):
-    """By its folder, by a glob, and by a manifest that escapes the name as JSON does."""
-    write_bright_image(tmp_path / "in" / "plain.png", (64, 48), (10, 10, 30, 30))
-    (tmp_path / "in" / "plain.png").rename(tmp_path / "in" / "\udcff.png")
-    (tmp_path / "list.jsonl").write_text(json.dumps({"uri": f"{tmp_path}/in/\udcff.png"}))
-    inputs = [tmp_path / "in", f"{tmp_path}/in/*.png", tmp_path / "list.jsonl"]
-    code, out, err = run_job("--input", *inputs, "--output", tmp_path / "out", "--model", bright_model)
-    assert code == 0, err
-    assert "3 images read: 1 detected, 0 dead, 2 skipped" in out

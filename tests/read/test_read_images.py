@@ -1,5 +1,6 @@
 """Reading: every image that an input names is read once, or is a dead letter, or a double."""
 
+import json
 import os
 
 import apache_beam as beam
@@ -26,18 +27,22 @@ def tree(tmp_path, monkeypatch):
 
 def test_every_listed_image_is_read_or_dead_or_skipped(tree):
     (tree / "m.txt").write_text("a.jpg\nabsent.jpg\na.jpg\n")
+    (tree / "in" / "\udcff.jpg").write_text("no UTF-8 in its name")
+    (tree / "m.jsonl").write_text(json.dumps(f"{tree}/in/\udcff.jpg"))
     os.mkfifo(tree / "in" / "fifo.jpg")
     (tree / "in" / "large.jpg").write_bytes(bytes(3000))
 
     def build(pipeline):
-        outputs = pipeline | ReadImages(["a.jpg", "m.txt", "in"], ReadConfig(read_threads=2, max_file_mb=0.002))
+        outputs = pipeline | ReadImages(["a.jpg", "m.txt", "m.jsonl", "in"], ReadConfig(read_threads=2, max_file_mb=0.002))
         return outputs._asdict()
 
     got = run(build)
     assert sorted(image.ref.uri for image in got["images"]) == [
-        f"{tree}/{name}" for name in ("a.jpg", "in/a.jpg", "in/deep/a.jpg")
+        f"{tree}/{name}" for name in ("a.jpg", "in/a.jpg", "in/deep/a.jpg", "in/\udcff.jpg")
     ]
-    assert {image.content.decode() for image in got["images"]} == {"a.jpg", "in/a.jpg", "in/deep/a.jpg"}
+    assert {image.content.decode() for image in got["images"]} == {
+        *("a.jpg", "in/a.jpg", "in/deep/a.jpg", "no UTF-8 in its name")
+    }
     assert all(image.ref.generation and image.received_at for image in got["images"])
     assert sorted((letter.ref.uri, letter.stage, letter.reason) for letter in got["dead"]) == [
         (f"{tree}/absent.jpg", "read", "not_found"),
@@ -45,7 +50,7 @@ def test_every_listed_image_is_read_or_dead_or_skipped(tree):
         (f"{tree}/in/large.jpg", "read", "too_large_file"),
     ]
     counted = merge_stats(got["counted"], 0)
-    assert (counted.read, counted.skipped) == (8, 2)
+    assert (counted.read, counted.skipped) == (10, 3)
     assert counted.read == len(got["images"]) + len(got["dead"]) + counted.skipped
 
 

@@ -269,14 +269,6 @@ def test_a_store_that_answers_nobody_is_waited_for_in_a_stream(storage):
     assert image.content == CONTENT
 
 
-def test_images_are_read_again_once_storage_is_back(storage):
-    """A failure of one costs none of the others."""
-    storage(*[503] * 3)
-    read_ahead = ReadAhead(ReadConfig(read_threads=1), retry_seconds=0.0)
-    found = read_all(read_ahead, [ImageRef(f"gs://b/{n}.jpg", size_bytes=len(CONTENT)) for n in range(6)])
-    assert [getattr(image, "reason", "read") for image in found] == ["storage_unavailable"] * 3 + ["read"] * 3
-
-
 def test_reads_end_when_the_bundle_around_them_does(dead_storage):
     """They would go on trying for an hour, and a process waits for its threads."""
     read_ahead = ReadAhead(ReadConfig(read_threads=2), retry_seconds=3600.0)
