@@ -88,9 +88,3 @@ def test_the_same_on_cloud_storage_at_one_moment_after_the_other(arguments, undi
 
     ends_with_the_rows_of_one_that_was_not(moments, output, arguments, undisturbed, tmp_path, unlock)
     assert len(list_shards(output)) == IMAGES + 1
-
-
-@pytest.mark.matrix
-def test_killed_three_times_in_a_row(arguments, undisturbed, tmp_path):
-    moment = MOMENTS["when a shard is written and has no name yet"]
-    ends_with_the_rows_of_one_that_was_not([moment] * 3, f"{tmp_path}/out", arguments, undisturbed, tmp_path)
