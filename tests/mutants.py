@@ -62,7 +62,7 @@ MUTANTS = {
     "compacts by deleting first": Mutant(
         "pipeline/results/compact.py",
         "    if len(merged):\n        write_shard(",
-        "    _delete(paths)\n    if len(merged):\n        write_shard(",
+        "    _delete(found)\n    if len(merged):\n        write_shard(",
         "tests/test_compact.py::test_killed_or_cut_off_from_power_at_any_moment_no_reader_loses_a_row_and_the_next_one_finishes",
     ),
     "accepts new versions without checks": Mutant(

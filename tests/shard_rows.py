@@ -29,6 +29,16 @@ def failed(uri: str, generation: str = "1", *, stage: str = "decode", reason: st
     return DeadLetter(ImageRef(uri, generation), stage, reason, "expected an image")
 
 
+def json_row(uri: str, *found: tuple[list[float], int, str, float], wh: tuple[int, int] = (100, 50)) -> dict[str, Any]:
+    """A row of detections as exports get it, of an image with these boxes, class ids, class names and confidences."""
+    names = ("box_xyxy", "class_id", "class_name", "confidence")
+    return {
+        "image": {"uri": uri, "generation": "1", "width": wh[0], "height": wh[1]},
+        "model": {"name": "m", "version": "7"},
+        "detections": [dict(zip(names, each, strict=True)) for each in found],
+    }
+
+
 def write_rows(
     output: str,
     images: Sequence[DetectedImage] = (),

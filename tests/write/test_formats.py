@@ -14,16 +14,7 @@ from labelformat.formats.cvat import CVATObjectDetectionInput
 
 from pipeline.write.exports import FORMATS
 from tests.conftest import write_bright_image
-
-
-def row(uri, *found, wh=(100, 50)):
-    detections = [
-        {"box_xyxy": box, "class_id": class_id, "class_name": name, "confidence": confidence}
-        for box, class_id, name, confidence in found
-    ]
-    image = {"uri": uri, "generation": "1", "width": wh[0], "height": wh[1]}
-    return {"image": image, "model": {"name": "m", "version": "7"}, "detections": detections}
-
+from tests.shard_rows import json_row as row
 
 CAT = ([10.0, 20.0, 40.0, 30.0], 0, "cat", 0.9)
 DOG = ([-5.0, 0.0, 5.0, 60.0], 2, "dog, big", 0.5)  # reaches beyond the image

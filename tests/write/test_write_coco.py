@@ -7,15 +7,7 @@ from pycocotools.coco import COCO
 
 from pipeline.errors import InputError
 from pipeline.write.write_coco import write_coco
-
-
-def row(uri, *found):
-    detections = [
-        {"box_xyxy": box, "class_id": class_id, "class_name": name, "confidence": confidence}
-        for box, class_id, name, confidence in found
-    ]
-    return {"image": {"uri": uri, "generation": "1", "width": 100, "height": 50}, "model": {}, "detections": detections}
-
+from tests.shard_rows import json_row as row
 
 CAT, DOG = ([1.0, 2.0, 4.5, 8.0], 0, "cat", 0.9), ([-5.0, 0.0, 5.0, 5.0], 16, "dog", 0.5)
 ROWS = [row("in/a.jpg", CAT, DOG), row("in/b.jpg"), row("in/ä.jpg", DOG)]

@@ -6,14 +6,14 @@ import pytest
 from pipeline.read.tfrecords import images_of_file
 from pipeline.records import ImageRef
 from pipeline.write.write_tfrecord import write_tfrecord
+from tests.shard_rows import json_row
 
-FOUND = {"box_xyxy": [1.0, -5.0, 5.0, 30.0], "class_id": 1, "class_name": "kätzchen", "confidence": 0.5}
-OTHER = {"box_xyxy": [0.0, 0.0, 2.5, 20.0], "class_id": 0, "class_name": "dog", "confidence": 0.25}
+FOUND = ([1.0, -5.0, 5.0, 30.0], 1, "kätzchen", 0.5)
+OTHER = ([0.0, 0.0, 2.5, 20.0], 0, "dog", 0.25)
 
 
-def row(uri, detections):
-    image = {"uri": uri, "generation": "1", "width": 10, "height": 20}
-    return {"image": image, "model": {"name": "m", "version": ""}, "detections": detections}
+def row(uri, *found):
+    return json_row(uri, *found, wh=(10, 20))
 
 
 def written(path, rows):
@@ -29,7 +29,7 @@ def test_each_row_is_a_record_that_tensorflow_parses(tmp_path):
     import tensorflow as tf
 
     path = tmp_path / "rows.tfrecord"
-    examples = written(path, [row("ä.jpg", [FOUND, OTHER]), row("none.jpg", [])])
+    examples = written(path, [row("ä.jpg", FOUND, OTHER), row("none.jpg")])
     features = [tf.train.Example.FromString(each).features.feature for each in examples]
     both, none = (
         {name: list(getattr(of[name], of[name].WhichOneof("kind") or "int64_list").value) for name in of} for of in features
@@ -52,7 +52,7 @@ def test_each_row_is_a_record_that_tensorflow_parses(tmp_path):
 )
 def test_an_image_keeps_its_name_for_our_own_reader(tmp_path, uri):
     """The pixels are not in it, and the reader says so under the image's name."""
-    written(tmp_path / "rows.tfrecord", [row(uri, [FOUND])])
+    written(tmp_path / "rows.tfrecord", [row(uri, FOUND)])
     (letter,) = images_of_file(ImageRef(f"{tmp_path}/rows.tfrecord"), 1 << 20)
     name = uri if uri != "\ud800.jpg" else "\\ud800.jpg"
     assert (letter.ref.uri, letter.reason) == (name, "no_image")
