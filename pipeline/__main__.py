@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import importlib
 import os
@@ -10,12 +9,20 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-_EPILOG = """\
+_HELP = """\
+usage: detect-objects VERB [flags]
+
+Detects objects in many images with one shared model, and measures how well.
+
+verbs:
+{verbs}
+
 from a folder of photos to an evaluation, after `detect-objects import` or with any SavedModel:
   detect-objects run --input 'photos/**/*.jpg' --output out/ --model models/yolov4
   detect-objects evaluate --detections out/ --ground-truth photos/labels --page evaluation.html
 
-detect-objects VERB --help teaches each verb. Flags without a verb go to `run`."""
+detect-objects VERB --help teaches each verb. Flags without a verb, such as --version, go to `run`.
+"""
 
 
 class Verb(NamedTuple):
@@ -55,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the module of a verb; returns its exit code, or 2 if there is no such verb."""
     first, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if first in ("--help", "-h", "help"):
-        print(_parser().format_help())
+        print(_HELP.format(verbs="\n".join(f"  {name:<10} {verb.purpose}" for name, verb in VERBS.items())))
         return 0
     if first not in VERBS and not first.startswith("-"):
         near = difflib.get_close_matches(first, VERBS, n=1)
@@ -70,21 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="detect-objects",
-        usage="detect-objects VERB [flags]",
-        description="Detects objects in many images with one shared model, and measures how well.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="store_true", help="show the versions of this program, Beam, TensorFlow and Python")
-    verbs = parser.add_subparsers(title="verbs", metavar="VERB", prog="detect-objects")
-    for name, verb in VERBS.items():
-        verbs.add_parser(name, help=verb.purpose)
-    return parser
 
 
 if __name__ == "__main__":

@@ -118,10 +118,9 @@ def beam_options(config: Config, beam_flags: Sequence[str]) -> PipelineOptions:
     portable = options.view_as(PortableOptions)
     if not any(flag.startswith(_JOB_SERVER_TIMEOUT) for flag in flags):
         portable.job_server_timeout = _YEARS_SECONDS
-    endpoint = portable.job_endpoint if portable.job_endpoint != "embed" else None
     _check_known(flags)
-    if endpoint:
-        _check_reachable(endpoint)
+    if portable.job_endpoint:
+        _check_reachable(portable.job_endpoint)
     return options
 
 

@@ -1,8 +1,6 @@
-"""A job over days, as a scheduler runs it: the images of its days and no others, wherever they lie."""
+"""A job over days, as a scheduler runs it: the images of its days and no others."""
 
 import json
-
-import pytest
 
 from pipeline import run
 from tests.conftest import write_bright_image
@@ -11,21 +9,10 @@ from tests.launch.jobs import rows_of
 DAYS = ["2026/10/31", "2026/11/01", "2026/11/03", "2026/11/04"]  # on the 2nd it was quiet
 
 
-@pytest.fixture(params=["local", pytest.param("gcs", marks=pytest.mark.matrix)])
-def raw(request, tmp_path):
-    """A folder with an image for each of the days."""
+def test_a_job_does_the_images_of_its_days_also_over_a_quiet_one_and_its_dry_run_says_so(tmp_path, bright_model, capsys):
+    raw = f"{tmp_path}/raw"
     for day in DAYS:
         write_bright_image(tmp_path / "raw" / day / "cam 1" / "a.png", (64, 48), (10, 12, 30, 36))
-    if request.param == "local":
-        return str(tmp_path / "raw")
-    bucket = request.getfixturevalue("gcs_bucket")
-    for day in DAYS:
-        name = f"{day}/cam 1/a.png"
-        bucket.blob(f"raw/{name}").upload_from_filename(tmp_path / "raw" / name)
-    return f"gs://{bucket.name}/raw"
-
-
-def test_a_job_does_the_images_of_its_days_also_over_a_quiet_one_and_its_dry_run_says_so(raw, tmp_path, bright_model, capsys):
     out, dates = tmp_path / "out", "2026-11-01..2026-11-03"
     places = ["--input", raw + "/{date:%Y/%m/%d}/**", "--output", str(out), "--model", bright_model]
     assert run.main([*places, "--dates", dates, "--dry-run"]) == 0
