@@ -94,21 +94,24 @@ class StatsReporter:
         self._path = f"{run.folder}/{_REPORTS}/{uuid.uuid4().hex}"
         self._stats = stats
         self._written, self._written_at = b"", 0.0
+        self._lock = threading.RLock()
 
     def start(self) -> None:
-        """Writes a report now, and then every few seconds."""
+        """Writes a report now, and then every few seconds; `report_all` writes the last one."""
         self.flush()
+        _started.append(self)
         threading.Thread(target=self._report_on, name="worker report", daemon=True).start()
 
     def flush(self) -> bool:
         """Writes the report if it has changed; returns False if the run is over."""
-        content = pack(self._stats())
-        if not self._run.is_open():
-            return False
-        if content != self._written or time.monotonic() - self._written_at > _TOUCH_SECONDS:
-            write_file(self._path, content, self._run.folder)
-            self._written, self._written_at = content, time.monotonic()
-        return True
+        with self._lock:
+            content = pack(self._stats())
+            if not self._run.is_open():
+                return False
+            if content != self._written or time.monotonic() - self._written_at > _TOUCH_SECONDS:
+                write_file(self._path, content, self._run.folder)
+                self._written, self._written_at = content, time.monotonic()
+            return True
 
     def _report_on(self) -> None:
         is_open = True
@@ -116,6 +119,16 @@ class StatsReporter:
             time.sleep(REPORT_SECONDS)
             with contextlib.suppress(Exception):  # storage may fail for a while
                 is_open = self.flush()
+
+
+_started: list[StatsReporter] = []  # those of this process
+
+
+def report_all() -> None:
+    """Writes the last reports of this process, which ends, as `deploy/flink/worker.py` does."""
+    for reporter in _started:
+        with contextlib.suppress(Exception):
+            reporter.flush()
 
 
 class WorkerReports:
