@@ -131,40 +131,26 @@ def by_uri(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
 
 
 def _newest_batches(output: str, wanted: Wanted) -> Iterator[pa.RecordBatch]:
-    shards = [shard for shard in list_shards(output, (DETECTIONS,)) if wanted.may_be_in(shard)]
-    parts = [part for shard in shards if (part := _part(shard, wanted))]
-    lost = lost_rows([part.keys for part in parts], [part.made_at for part in parts], [True] * len(parts))
-    for part, mask in zip(parts, lost, strict=True):
-        part.counts[np.flatnonzero(part.counts)[mask]] = False
-    masks = [(part.shard, part.counts) for part in parts if part.counts.any()]
-    del parts, lost
-    for shard, counts in masks:
+    found, keys, ages = list[tuple[Shard, np.ndarray]](), list[np.ndarray](), list[np.ndarray]()
+    for shard in filter(wanted.may_be_in, list_shards(output, (DETECTIONS,))):
+        table = read_columns(shard, ["key", "made_at", *wanted.texts()])
+        if table is None:
+            continue
+        made_at = table["made_at"].cast(pa.int64()).to_numpy()
+        counts = made_at >= wanted.since * 1e6
+        for name, value in wanted.texts().items():
+            counts &= pc.fill_null(pc.equal(table[name], value), False).to_numpy()
+        found.append((shard, counts))
+        keys.append(table["key"].to_numpy()[counts])
+        ages.append(made_at[counts])
+    for (_, counts), lost in zip(found, lost_rows(keys, ages, [True] * len(found)), strict=True):
+        counts[np.flatnonzero(counts)[lost]] = False
+    del keys, ages
+    for shard, counts in found:
         at = 0
-        for batch in read_batches(shard, rows=_ROWS):
+        for batch in read_batches(shard, rows=_ROWS) if counts.any() else ():
             yield batch.filter(pa.array(counts[at : at + len(batch)]))
             at += len(batch)
-
-
-class _Part(NamedTuple):
-    """A shard, of its wanted rows the keys and ages, and of each row whether it is wanted and, later, counts."""
-
-    shard: Shard
-    keys: np.ndarray
-    made_at: np.ndarray
-    counts: np.ndarray
-
-
-def _part(shard: Shard, wanted: Wanted) -> _Part | None:
-    """None of a damaged shard."""
-    texts = wanted.texts()
-    table = read_columns(shard, ["key", "made_at", *texts])
-    if table is None:
-        return None
-    keys, made_at = table["key"].to_numpy(), table["made_at"].cast(pa.int64()).to_numpy()
-    counts = made_at >= wanted.since * 1e6
-    for name, value in texts.items():
-        counts &= pc.fill_null(pc.equal(table[name], value), False).to_numpy()
-    return _Part(shard, keys[counts], made_at[counts], counts)
 
 
 def read_results(output: str, wanted: Wanted = ALL) -> list[ImageRow]:

@@ -106,7 +106,9 @@ class _WriteRows(beam.DoFn):
             self._sink.worker_context.check_worker()
 
     def start_bundle(self) -> None:
-        self._begin()
+        self._records: list[Any] = []
+        self._stats = JobStats()
+        self._held_bytes, self._began = 0, time.monotonic()
 
     def process(self, record: DetectedImage | DeadLetter) -> Iterator[Any]:
         self._held_bytes += record_bytes(record) + len(record.thumbnail)
@@ -117,11 +119,6 @@ class _WriteRows(beam.DoFn):
 
     def finish_bundle(self) -> Iterator[Any]:
         return self._flush(GlobalWindows.windowed_value_at_end_of_window)
-
-    def _begin(self) -> None:
-        self._records: list[Any] = []
-        self._stats = JobStats()
-        self._held_bytes, self._began = 0, time.monotonic()
 
     def _flush(self, windowed: Callable[[Any], Any] = lambda value: value) -> Iterator[Any]:
         """Writes what is held as a shard."""
@@ -138,7 +135,7 @@ class _WriteRows(beam.DoFn):
             else:
                 write_shard(sink.run.output, kind, table, sink.run.name, sink.write.view)
         yield windowed(self._stats)
-        self._begin()
+        self.start_bundle()
 
 
 def read_stats(run: Run) -> JobStats:
