@@ -63,7 +63,8 @@ class Sample(NamedTuple):
 
 
 class Feed:
-    """Asks for new images at a steady rate, in a thread of its own: by URI, inline, and three in a request; some repeatedly.
+    """Asks for new images at a steady rate, in a thread of its own: by notifications of Cloud Storage, inline, and three in a
+    request; some repeatedly.
 
     Attributes:
       images: URIs asked for.
@@ -82,14 +83,16 @@ class Feed:
         """Publishes until `left` is set."""
         for number in itertools.count():
             made = len(self.images)
-            self._job.publish((self._by_uri, self._inline, self._request)[number % 3]())
+            self._job.publish((self._notice, self._inline, self._request)[number % 3]())
             if number % 10 == 9:
-                self._job.publish(self._asked_for(self._last))
+                self._job.publish(self._asked_for(self._uri(self._last)))
             if left.wait((len(self.images) - made) / self._rate):
                 return
 
-    def _by_uri(self) -> bytes:
-        return self._upload().encode()
+    def _notice(self) -> tuple[bytes, dict[str, str]]:
+        self._upload()
+        made = {"objectId": self._last.name, "objectGeneration": str(self._last.generation)}
+        return b"{}", {"eventType": "OBJECT_FINALIZE", "bucketId": self._bucket.name, **made}
 
     def _inline(self) -> tuple[bytes, dict[str, str]]:
         name = f"inline-{next(self._numbers)}"
@@ -106,13 +109,16 @@ class Feed:
 
     def _upload(self) -> str:
         number = next(self._numbers)
-        uri = f"gs://{self._bucket.name}/in/{number:06d}.png"
         damaged = number % _DAMAGED == 0
-        self._bucket.blob(f"in/{number:06d}.png").upload_from_string(b"no image" if damaged else self._content)
-        self._last = uri
+        self._last = self._bucket.blob(f"in/{number:06d}.png")
+        self._last.upload_from_string(b"no image" if damaged else self._content)
+        uri = self._uri(self._last)
         self.images.add(uri)
         self.damaged.update([uri] if damaged else [])
         return uri
+
+    def _uri(self, blob: Any) -> str:
+        return f"gs://{self._bucket.name}/{blob.name}"
 
 
 class Received:

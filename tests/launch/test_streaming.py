@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from pipeline import run
-from pipeline.records import row_bytes
 from tests import shard_rows
 from tests.conftest import write_bright_image
 from tests.launch.jobs import needs_prism
@@ -285,71 +284,6 @@ def test_a_lost_connection_is_waited_for_and_seen(pubsub_emulator, tmp_path, bri
         after = job.take(job.detections, 40)
         assert {message.attributes["image_uri"] for message in (*before, *after)} == {f"inline:{n}" for n in range(60)}
         assert job.signal(signal.SIGTERM) == 0, job.output()
-
-
-@pytest.mark.matrix
-def test_a_storage_that_fails_is_waited_for_and_seen(
-    pubsub_emulator, gcs_bucket, tmp_path, bright_model, bright_png, monkeypatch
-):
-    """However long it is away. Where the job is stopped meanwhile, the image is no dead letter: its message comes again."""
-    uris = [f"gs://{gcs_bucket.name}/{n}.png" for n in range(2)]
-    for n in range(2):
-        gcs_bucket.blob(f"{n}.png").upload_from_string(bright_png)
-    storage = CuttableProxy(os.environ["STORAGE_EMULATOR_HOST"].removeprefix("http://"))
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://{storage.host}")
-
-    def next_detection(job: StreamingJob) -> list[str]:
-        return [message.attributes["image_uri"] for message in job.take(job.detections, 1)]
-
-    def outages() -> int:
-        return job.output().count("each image is tried again until it is back")
-
-    with StreamingJob(pubsub_emulator, tmp_path, bright_model) as job:
-        storage.cut()
-        job.publish(uris[0].encode())
-        wait_until(lambda: outages() == 1, job.output)
-        storage.mend()
-        assert next_detection(job) == [uris[0]]
-        storage.cut()
-        job.publish(uris[1].encode())
-        wait_until(lambda: outages() == 2, job.output)
-        assert job.signal(signal.SIGTERM) == 0, job.output()
-        images = json.loads((job.archive / "summary.json").read_text())["images"]
-        assert images == {"read": 2, "detected": 1, "dead": 0, "skipped": 1}
-        storage.mend()
-        job.start()
-        assert next_detection(job) == [uris[1]]
-        assert job.signal(signal.SIGTERM) == 0, job.output()
-        assert job.rest(job.dead_letters) == []
-
-
-@pytest.mark.matrix
-def test_notifications_and_archive_on_cloud_storage(gcs_bucket, pubsub_emulator, tmp_path, bright_model, bright_png):
-    """A finalized object is read in its generation, once, however often it is notified; the archive may be a bucket."""
-    bucket, blobs = f"gs://{gcs_bucket.name}", [gcs_bucket.blob(f"2026/{n}.png") for n in range(10)]
-    for blob in blobs:
-        blob.upload_from_string(bright_png)
-    notices = [
-        {"bucketId": gcs_bucket.name, "objectId": blob.name, "objectGeneration": str(blob.generation or 7)}
-        for blob in [*blobs, *blobs, gcs_bucket.blob("gone.png")]
-    ]
-    with StreamingJob(pubsub_emulator, tmp_path, bright_model, "--archive", f"{bucket}/out") as job:
-        job.publish(*((b"{}", {"eventType": "OBJECT_FINALIZE", **notice}) for notice in notices))
-        messages = job.take(job.detections, 10)
-        job.take(job.dead_letters, 1)
-        assert job.signal(signal.SIGTERM) == 0, job.output()
-
-    expected = {(f"{bucket}/{blob.name}", str(blob.generation)) for blob in blobs}
-    archived = shard_rows.rows_in(f"{bucket}/out")
-    views = [blob for blob in gcs_bucket.list_blobs(prefix="out/detections/") if blob.name.endswith(".jsonl")]
-    lines = [json.loads(line) for blob in views for line in blob.download_as_bytes().splitlines()]
-    assert sorted(map(row_bytes, lines)) == sorted(map(row_bytes, archived))
-    assert {(row["image"]["uri"], row["image"]["generation"]) for row in archived} == expected
-    assert len(archived) == 10
-    assert {(m.attributes["image_uri"], m.attributes["generation"]) for m in messages} == expected
-    dead = shard_rows.rows_in(f"{bucket}/out", "dead_letters")
-    assert [(row["image"]["uri"], row["reason"]) for row in dead] == [(f"{bucket}/gone.png", "not_found")]
-    assert gcs_bucket.blob("out/report.html").exists()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import http.server
 import json
 import threading
 import urllib.parse
+from concurrent.futures import ThreadPoolExecutor
 
 import apache_beam as beam
 import google_crc32c
@@ -27,11 +28,13 @@ from pipeline.read.fetch import CircuitBreaker, StorageUnavailableError, fetch, 
 from pipeline.read.read_ahead import ReadAhead
 from pipeline.read.read_images import ReadImages
 from pipeline.records import ImageRef
+from pipeline.stats.process import PROCESS
 from pipeline.storage.store import is_transient_error
 from pipeline.stream.run import RunSettings, opened
 from pipeline.stream.steps import ReadRequested
 from tests.clock import Clock
 from tests.emulators import free_ports
+from tests.processes import wait_until
 from tests.read import test_web
 from tests.read.running import run
 
@@ -267,6 +270,17 @@ def test_a_store_that_answers_nobody_is_waited_for_in_a_stream(storage):
     storage(*[503] * 3)
     (image,) = read_by_stream([ImageRef("gs://b/a.jpg", size_bytes=len(CONTENT))])
     assert image.content == CONTENT
+
+
+def test_a_stream_that_is_stopped_while_its_store_is_away_skips_the_image_and_holds_its_message(dead_storage):
+    """It is no dead letter: its message comes again, to the next run."""
+    with PROCESS.counting() as stats, opened(RunSettings("a run")) as stream, ThreadPoolExecutor() as pool:
+        stream.subscriber._ack_ids["m"] = "ack"
+        reading = pool.submit(read_all, ReadRequested(stream.settings), [ImageRef("gs://b/a.jpg", message_id="m")])
+        wait_until(lambda: "storage" in PROCESS.failing)
+        stream.threads.stop.set()
+        assert reading.result() == []
+        assert (stats.failed, stats.skipped, stream.subscriber._holds["m"]) == (0, 1, 1)
 
 
 def test_reads_end_when_the_bundle_around_them_does(dead_storage):

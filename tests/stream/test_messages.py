@@ -13,6 +13,7 @@ from pipeline.stream.messages import Message, image_count, parse_message
 from pipeline.stream.outgoing import dead_letter_message
 
 JPEG = b"\xff\xd8\xff\xe0 not really"
+INLINE_BYTES = base64.b64encode(JPEG).decode()
 ALLOWED = ("gs://",)
 
 
@@ -36,9 +37,6 @@ def test_a_storage_notification_asks_for_that_generation_of_the_object():
     assert request.images == (ImageRef("gs://photos/a/b.jpg", "17", event_time=1795226400.5, message_id="m1"),)
     assert request.dead_letters == ()
     assert not request.skipped
-
-
-INLINE_BYTES = base64.b64encode(JPEG).decode()
 
 
 @pytest.mark.parametrize(
@@ -96,18 +94,6 @@ def test_uris_are_found_in_json_and_in_plain_text(data, uris):
     assert [image.uri for image in request.images] == uris
     assert all(image.event_time == 100.0 for image in request.images)
     assert request.dead_letters == ()
-
-
-def test_the_request_id_goes_to_every_image_and_dead_letter():
-    body = {
-        "request_id": "r7",
-        "images": [{"uri": "gs://b/a.jpg"}, {"bytes": base64.b64encode(JPEG).decode()}, {"uri": "/etc/passwd"}],
-    }
-    request = asked(json.dumps(body).encode())
-    assert request.request_id == "r7"
-    named, inline = request.images
-    assert (named.request_id, inline.ref.request_id, request.dead_letters[0].ref.request_id) == ("r7", "r7", "r7")
-    assert inline.content == JPEG
 
 
 @pytest.mark.parametrize(
@@ -265,10 +251,15 @@ def test_a_local_image_has_the_name_that_a_batch_job_gives_it(tmp_path):
         assert image.uri == f"{tmp_path}/photos/a.jpg"
 
 
-def test_an_image_that_is_refused_fails_alone():
-    request = asked(b'["gs://b/a.jpg", "/etc/passwd", 3, "gs://b/b.jpg"]')
-    assert [image.uri for image in request.images] == ["gs://b/a.jpg", "gs://b/b.jpg"]
+def test_an_image_that_is_refused_fails_alone_and_each_has_the_id_of_its_request():
+    images = ["gs://b/a.jpg", "/etc/passwd", 3, {"uri": "gs://b/b.jpg"}, {"bytes": INLINE_BYTES}]
+    request = asked(json.dumps({"request_id": "r7", "images": images}).encode())
+    *named, inline = request.images
+    assert [image.uri for image in named] == ["gs://b/a.jpg", "gs://b/b.jpg"]
+    assert inline.content == JPEG
     assert [letter.reason for letter in request.dead_letters] == ["not_allowed", "bad_request"]
+    ids = {request.request_id, inline.ref.request_id, *(each.request_id for each in named)}
+    assert ids | {letter.ref.request_id for letter in request.dead_letters} == {"r7"}
 
 
 def test_the_number_of_images_is_bounded():
@@ -278,8 +269,7 @@ def test_the_number_of_images_is_bounded():
 
 
 def test_the_bytes_of_inline_images_are_bounded_together(monkeypatch):
-    content = base64.b64encode(JPEG).decode()
-    body = json.dumps([{"bytes": content}, {"bytes": content, "name": "second"}]).encode()
+    body = json.dumps([{"bytes": INLINE_BYTES}, {"bytes": INLINE_BYTES, "name": "second"}]).encode()
     monkeypatch.setattr(messages, "MAX_INLINE_BYTES", 2 * len(JPEG))
     assert len(asked(body).images) == 2
     monkeypatch.setattr(messages, "MAX_INLINE_BYTES", 2 * len(JPEG) - 1)
