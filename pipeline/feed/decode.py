@@ -48,7 +48,6 @@ def decode_image(
     content: bytes,
     max_pixels: float,
     needed_wh: Callable[[Size], Size] | None = None,
-    margin: float = _MARGIN,
     room: Room = any_room,
 ) -> DecodedImage:
     """Decodes an image file to upright RGB.
@@ -58,7 +57,6 @@ def decode_image(
       max_pixels: Most pixels that decoding may produce (for JPEG in several scans: that the image may have). Fewer for formats
         that take more than 16 bytes a pixel to decode. It also sets the CPU time of a feeder process: see `most_seconds`.
       needed_wh: Size of the upright image -> its size in the model's input; allows decoding at reduced scale. None: full scale.
-      margin: A reduced scale leaves at least so many pixels for each needed one, along each axis.
       room: Surrounds the decoding.
 
     Raises:
@@ -68,18 +66,16 @@ def decode_image(
         raise ImageError("decode", "empty", "expected an image, got zero bytes")
     name = format_of(content)
     try:
-        return _decode(open_image(name, content), max_pixels, needed_wh, margin, room)
+        return _decode(open_image(name, content), max_pixels, needed_wh, room)
     except ImageError:
         raise
     except Exception as err:
         raise _refusal(err) from err
 
 
-def _decode(
-    opened: OpenedImage, max_pixels: float, needed_wh: Callable[[Size], Size] | None, margin: float, room: Room
-) -> DecodedImage:
+def _decode(opened: OpenedImage, max_pixels: float, needed_wh: Callable[[Size], Size] | None, room: Room) -> DecodedImage:
     upright_wh = opened.wh[::-1] if opened.orientation >= 5 else opened.wh
-    factor, flag = _choose_scale(opened, upright_wh, needed_wh(upright_wh) if needed_wh else None, margin)
+    factor, flag = _choose_scale(opened, upright_wh, needed_wh(upright_wh) if needed_wh else None)
     held_pixels = math.prod(opened.wh) / (factor**2 if opened.scales else 1)
     _check_size(opened, held_pixels, max_pixels)
     with room(held_pixels * opened.bytes_per_pixel, opened.wh):
@@ -114,11 +110,11 @@ def most_seconds(max_pixels: float) -> float:
     return _SECONDS * max(1.0, max_pixels / _SECONDS_PIXELS)
 
 
-def _choose_scale(opened: OpenedImage, upright_wh: Size, needed_wh: Size | None, margin: float) -> tuple[int, int]:
+def _choose_scale(opened: OpenedImage, upright_wh: Size, needed_wh: Size | None) -> tuple[int, int]:
     """The largest reduction that leaves the margin: (factor, OpenCV's flag)."""
     if opened.format == "JPEG" and needed_wh:
         for factor, flag in _SCALED_DECODES:
-            if all(have // factor >= margin * need for have, need in zip(upright_wh, needed_wh, strict=True)):
+            if all(have // factor >= _MARGIN * need for have, need in zip(upright_wh, needed_wh, strict=True)):
                 return factor, flag | cv2.IMREAD_COLOR_RGB
     return 1, cv2.IMREAD_COLOR_RGB
 

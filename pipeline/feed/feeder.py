@@ -59,7 +59,7 @@ serve({memory}, {locks})
 _CHUNKS = 2  # of a process: one in work, and one whose images it reads meanwhile
 _STARTS = 3  # failed ones in a row, after which the feeder gives up
 _KEPT_BYTES = 64 << 20  # of a slot of images of any size; more is given back to the system
-_THUMBNAIL_ONLY = ModelInput((8, 8), "stretch", "darknet", 0)
+_THUMBNAIL_ONLY = ModelInput((800, 800), "letterbox", "darknet", 0)
 
 
 @dataclasses.dataclass

@@ -29,7 +29,7 @@ from pipeline.feed.decode import most_seconds
 from pipeline.feed.fit import fit
 from pipeline.feed.formats import Size
 from pipeline.feed.shared_memory import SharedMemory
-from pipeline.feed.thumbnails import make_thumbnail, thumbnail_of
+from pipeline.feed.thumbnails import make_thumbnail
 from pipeline.feed.work import (
     ANY_ROOM,
     Coming,
@@ -149,7 +149,7 @@ class _Process:
         with bounded(most_seconds(limits.max_pixels), len(content)):
             decoded, pixels = fit(content, to, limits.max_pixels, scaled_decode=limits.scaled_decode, room=self._room, out=out)
             if work.sample_below and identity_hash(image.ref.identity) < work.sample_below:
-                thumbnail = thumbnail_of(decoded) or make_thumbnail(content, limits.max_pixels, self._room)
+                thumbnail = make_thumbnail(decoded)
         if out is None:
             self._pixels(work.slot, start, pixels.shape)[:] = pixels
         decode_s, ref, (height, width, _) = time.monotonic() - began, image.ref, pixels.shape

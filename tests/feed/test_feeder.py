@@ -16,6 +16,7 @@ import pytest
 
 from pipeline.errors import ModelError, StorageAwayError
 from pipeline.failures import MAY_PASS
+from pipeline.feed.decode import decode_image
 from pipeline.feed.feeder import Feeder
 from pipeline.feed.fit import ModelInput, fit
 from pipeline.feed.thumbnails import make_thumbnail
@@ -115,11 +116,11 @@ class TestPixels:
         first.release()
         chunk = feeder.start([*refs, *(EncodedImage(ref, BMP) for ref in read)], STRETCH, below).result()
         made = {each.place: each.thumbnail for each in chunk.fitted if each.thumbnail}
-        assert made == dict.fromkeys([sampled, 3 + sampled], make_thumbnail(BMP, 1e8))
+        assert made == dict.fromkeys([sampled, 3 + sampled], make_thumbnail(decode_image(BMP, 1e8)))
         chunk.release()
 
     def test_a_thumbnail_of_one_image_is_empty_if_it_is_not_there_any_more(self, feeder):
-        assert feeder.thumbnail(*in_hand(CONTENTS[0])) == make_thumbnail(CONTENTS[0], 1e8)
+        assert feeder.thumbnail(*in_hand(CONTENTS[0])) == make_thumbnail(decode_image(CONTENTS[0], 1e8))
         assert feeder.thumbnail(ImageRef("gone.jpg")) == feeder.thumbnail(*in_hand(b"text")) == b""
 
 

@@ -3,15 +3,11 @@
 import cv2
 import numpy as np
 import pytest
-from PIL import Image
 
-from pipeline.failures import ImageError
-from pipeline.feed import thumbnails
-from pipeline.feed.decode import decode_image
+from pipeline.feed.decode import DecodedImage
 from pipeline.feed.thumbnails import make_thumbnail
 from pipeline.records import DetectedImage, Detections, ImageRef
 from pipeline.report.annotate import _place_label, annotate, class_colour, label_text, text_colour
-from tests.hostile_images import encoded
 
 
 def grey(height, width, value=128):
@@ -23,7 +19,7 @@ def decoded(jpeg):
 
 
 def thumbnail_of(pixels):
-    return make_thumbnail(encoded(Image.fromarray(pixels), "PNG"), 1e9)
+    return make_thumbnail(DecodedImage(pixels, pixels.shape[1::-1]))
 
 
 def detected(pixels, boxes, names=None, confidences=None, thumbnail=None):
@@ -52,38 +48,6 @@ def test_thumbnail_keeps_red_red():
     red[..., 0] = 255
     mean = decoded(thumbnail_of(red)).reshape(-1, 3).mean(axis=0)
     assert np.abs(mean - [255, 0, 0]).max() < 3
-
-
-def test_thumbnail_of_a_rotated_photo_is_upright():
-    """Its bytes are 60 pixels wide and 20 high, blue on the left; EXIF says that it is turned a quarter to the left."""
-    pixels = np.zeros((20, 60, 3), np.uint8)
-    pixels[:, :30, 2] = 255
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    thumbnail = decoded(make_thumbnail(encoded(Image.fromarray(pixels), "JPEG", exif=exif), 1e6))
-    assert thumbnail.shape == (60, 20, 3)
-    assert thumbnail[:25, :, 2].mean() > 200 > 50 > thumbnail[35:, :, 2].mean()
-
-
-@pytest.mark.parametrize(("needed_wh", "is_made"), [((400, 300), True), ((200, 150), False)], ids=["half size", "a quarter"])
-def test_a_thumbnail_of_pixels_that_are_there_is_that_of_the_file(needed_wh, is_made):
-    """A JPEG that a model gets at reduced scale makes a thumbnail if the scale leaves 800 pixels."""
-    ramp = np.linspace(0, 255, 1600).astype(np.uint8)
-    content = encoded(
-        Image.fromarray(np.stack([np.tile(ramp, (1200, 1)), np.tile(ramp[:1200, None], (1, 1600)), grey(1200, 1600)[..., 0]], 2)),
-        "JPEG",
-    )
-    found = thumbnails.thumbnail_of(decode_image(content, 1e7, lambda _: needed_wh))
-    assert bool(found) == is_made
-    if is_made:
-        there, of_file = decoded(found), decoded(make_thumbnail(content, 1e7))
-        assert there.shape == of_file.shape == (600, 800, 3)
-        assert np.abs(there.astype(int) - of_file).mean() < 1
-
-
-def test_thumbnail_of_a_damaged_image_is_refused():
-    with pytest.raises(ImageError, match="zero bytes"):
-        make_thumbnail(b"", 1e6)
 
 
 def test_an_image_without_detections_is_its_thumbnail():
