@@ -120,8 +120,9 @@ class Archive:
             except Exception as err:
                 if not is_transient_error(err):
                     raise
+                if "archive" not in PROCESS.failing:
+                    _log.warning("the archive cannot be written (%s); waiting", one_line(err))
                 PROCESS.failing["archive"] = one_line(err)
-                _log.warning("the archive cannot be written (%s); waiting", one_line(err))
                 self._threads.stop.wait(_AGAIN_SECONDS)
 
     def write_if_over(self) -> None:
