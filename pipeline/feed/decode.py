@@ -86,11 +86,10 @@ def _decode(opened: OpenedImage, max_pixels: float, needed_wh: Callable[[Size], 
 
 
 def _check_size(opened: OpenedImage, held_pixels: float, max_pixels: float) -> None:
-    if held_pixels > max_pixels:
-        raise too_large(f"{max_pixels / 1e6:g} megapixels", opened.wh)
     more = max(1.0, opened.bytes_per_pixel / _BYTES_PER_PIXEL)
     if held_pixels * more > max_pixels:
-        raise too_large(f"{max_pixels / more / 1e6:.3g} megapixels of such {opened.format}", opened.wh)
+        of_such = f" of such {opened.format}" if more > 1 else ""
+        raise too_large(f"{max_pixels / more / 1e6:g} megapixels{of_such}", opened.wh)
 
 
 def _refusal(err: Exception) -> ImageError:
