@@ -29,6 +29,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -182,6 +183,7 @@ def trial(configs: Sequence[str], settings: Settings, photos: Sequence[str], ans
             raise found
         return found
 
+    resource_tracker.ensure_running()  # its own start, by the first process, would unblock signals
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # also in the process, for good: Ctrl-C is for the command alone
         process.start()

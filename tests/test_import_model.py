@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from PIL import Image
 
 from models.metadata import read_metadata
@@ -22,7 +23,6 @@ HW = (32, 64)
 @pytest.fixture(scope="module")
 def foreign_model(tmp_path_factory):
     """A detector with the outputs of the TF Object Detection API, without metadata."""
-    import tensorflow as tf
 
     def predict(images):
         boxes = tf.cast(tf.gather(bright_box(images), [1, 0, 3, 2], axis=1), tf.float32)[:, None]

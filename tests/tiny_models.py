@@ -1,8 +1,22 @@
-"""Tiny SavedModels of other people's making: no description inside, other names, types and box formats."""
+"""Tiny SavedModels of other people's making: no description inside, other names, types and box formats; and what models find."""
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.detector import Detector, Result
+from pipeline.detect.load_detector import load_detector
+from pipeline.records import EncodedImage
+
+
+def detected(
+    path: str | Path, images: Sequence[EncodedImage], detect: DetectConfig, **config: Any
+) -> tuple[list[Result], Detector]:
+    """What a model finds in images, and its detector, which is closed then."""
+    with contextlib.closing(load_detector(ModelConfig(path=str(path), **config), detect)) as detector:
+        return detector.detect(images), detector
 
 
 def save_model(folder: Path, predict: Callable[..., Mapping[str, Any]], *specs: Any, signature: str = "serving_default") -> str:

@@ -20,7 +20,7 @@ from pipeline.detect.describe_model import name_of_model, onnx_file, own_metadat
 from pipeline.detect.engine import ModelFailed, OpenedModel, OpenModel, OutOfMemory, opener_of
 from pipeline.detect.golden import GoldenImage, read_golden
 from pipeline.detect.loaded_model import LoadedModel
-from pipeline.detect.process_memory import trim_memory
+from pipeline.detect.process_memory import cap_malloc_arenas, trim_memory
 from pipeline.detect.remote_engine import RemoteServer, check_engine
 from pipeline.detect.tensorflow_engine import described_signature
 from pipeline.detect.versions import ONNX_MODEL, files_of, incomplete_versions, is_remote, locate, resolve_versions
@@ -66,6 +66,7 @@ def load(model: ModelConfig, detect: DetectConfig, *, beside: bool = False) -> L
         installed, or does not fit the model's path.
     """
     check_engine(model, detect.engine)
+    cap_malloc_arenas()
     before = tensorflow_setup.memory_in_use()
     if is_remote(model.path):
         opened = _open(opener_of(detect.engine), "", model.path, model, detect)

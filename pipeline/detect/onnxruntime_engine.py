@@ -11,7 +11,6 @@ from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.describe_model import describe_onnx, onnx_file
 from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel, OutOfMemory, concurrent_batches_of
 from pipeline.detect.model_arrays import Arrays, Signature, Tensor, channels_last, split_metadata
-from pipeline.detect.process_memory import cap_malloc_arenas
 from pipeline.detect.versions import first_line
 from pipeline.errors import ModelError
 from pipeline.limits import NVIDIA_DEVICES, available_cpus
@@ -38,7 +37,6 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
         )
     if detect.precision != "float32":
         raise ModelError("engine onnxruntime: expected no --precision; an ONNX file has a precision of its own")
-    cap_malloc_arenas(max(2, available_cpus()))
     session = _session(file, folder, detect)
     names = [one.name for one in session.get_outputs()]
 

@@ -27,7 +27,7 @@ from pipeline.detect.model_arrays import (
     split_outputs,
 )
 from pipeline.detect.openvino_convert import NETWORK, check_installed, converted, read_description
-from pipeline.detect.process_memory import cap_malloc_arenas, freeze_gc
+from pipeline.detect.process_memory import freeze_gc
 from pipeline.errors import ModelError
 from pipeline.limits import available_cpus
 
@@ -56,7 +56,6 @@ class OpenVinoEngine:
         check_installed()
         if detect.device not in ("auto", "cpu") or detect.labels_per_box != "best":
             raise ModelError("engine openvino: expected device auto or cpu, and labels_per_box best; use --engine tensorflow")
-        cap_malloc_arenas(max(2, available_cpus()))
         self._read, self._metadata, self._settings = read, metadata, _settings(detect)
         self._compiling = threading.Lock()
         self._compile()

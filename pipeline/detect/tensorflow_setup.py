@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 from models.quiet import gc_paused, quiet_stderr
 from pipeline.config import DetectConfig
 from pipeline.detect.engine import concurrent_batches_of
-from pipeline.detect.process_memory import cap_malloc_arenas, freeze_gc
+from pipeline.detect.process_memory import freeze_gc
 from pipeline.errors import ModelError
 from pipeline.limits import available_cpus, resident_bytes
 
@@ -35,7 +35,6 @@ def configure_tensorflow(detect: DetectConfig) -> Any:
     Raises:
       ModelError: The machine lacks the device.
     """
-    cap_malloc_arenas(max(2, available_cpus()))
     with quiet_stderr(), gc_paused():
         tf = import_without_keras()
     freeze_gc()

@@ -8,6 +8,7 @@ import sys
 import cv2
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
@@ -128,7 +129,6 @@ def test_one_detector_serves_all_who_ask_with_the_same_settings(bright_model):
 @pytest.fixture(scope="module")
 def picky_model(tmp_path_factory):
     """A model that fails in its graph on any batch with a pixel of value 13."""
-    import tensorflow as tf
 
     def predict(images):
         with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(images != 13), ["unlucky pixel"])]):
@@ -184,7 +184,6 @@ def test_a_dead_letter_names_the_version_that_failed_and_no_other_image_a_model(
 
 def warm_up_file(folder, *inputs):
     """Writes TF Serving's warm-up file, one request for each mapping of inputs."""
-    import tensorflow as tf
     from tensorflow_serving.apis import prediction_log_pb2
 
     (folder / "assets.extra").mkdir(exist_ok=True)
@@ -220,8 +219,6 @@ def test_requests_of_the_warm_up_file_are_run(tmp_path, picky_model, request_of,
 
 
 def test_a_model_that_fails_on_a_blank_image_is_one_clear_error(tmp_path):
-    import tensorflow as tf
-
     def predict(images):
         with tf.control_dependencies([tf.debugging.Assert(tf.reduce_any(images != 0), ["all black"])]):
             box = bright_box(tf.identity(images))

@@ -5,6 +5,7 @@ import functools
 import cv2
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from models.geometry import iou_matrix
 from pipeline.config import DetectConfig, ModelConfig
@@ -13,7 +14,7 @@ from pipeline.detect.load_detector import load_detector
 from pipeline.detect.tensorflow_engine import described_signature
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef
-from tests.tiny_models import save_model
+from tests.tiny_models import detected, save_model
 from tests.yolo_exports import export_yolo
 
 HW = (64, 96)
@@ -36,8 +37,6 @@ PICTURES = [picture(size_wh, seed) for seed, size_wh in enumerate([(200, 133), (
 
 def channels(images, top):
     """The mean of each channel in each cell of the three grids `(N, 126, 3)`, in 0..1: what the toy heads are made of."""
-    import tensorflow as tf
-
     pooled = [tf.nn.avg_pool2d(images / top, stride, stride, "VALID") for stride in STRIDES]
     return tf.concat([tf.reshape(cells, [-1, cells.shape[1] * cells.shape[2], 3]) for cells in pooled], 1)
 
@@ -49,8 +48,6 @@ def cells_of():
 
 def joined(raw, cells):
     """The head of YOLOX before its decoding, from the channels."""
-    import tensorflow as tf
-
     a, b, c = (cells[..., n : n + 1] for n in range(3))
     left_top, size = tf.concat([b * 1.5 - 0.2, a * 1.2], -1), tf.concat([tf.math.log(1.0 + 3.0 * c), tf.math.log(1.5 + b)], -1)
     if not raw:
@@ -61,8 +58,6 @@ def joined(raw, cells):
 
 
 def save_yolox(folder, raw=True):
-    import tensorflow as tf
-
     return save_model(
         folder,
         lambda images: {"output": tf.concat(joined(raw, channels(images, 255.0)), -1)},
@@ -71,8 +66,6 @@ def save_yolox(folder, raw=True):
 
 
 def save_yolov6(folder):
-    import tensorflow as tf
-
     def predict(images):
         boxes, objectness, scores = joined(False, channels(images, 1.0))
         return {"outputs": tf.concat([boxes, tf.ones_like(objectness), scores], -1)}
@@ -81,8 +74,6 @@ def save_yolov6(folder):
 
 
 def save_yolo_nas(folder, wrong=False):
-    import tensorflow as tf
-
     def predict(images):
         boxes, _, scores = joined(False, channels(images, 1.0))
         corners = tf.concat([boxes[..., :2] - boxes[..., 2:] / 2, boxes[..., :2] + boxes[..., 2:] / 2], -1)
@@ -93,8 +84,6 @@ def save_yolo_nas(folder, wrong=False):
 
 def save_detr(folder, slots, count=100, hw=HW):
     """Logits that depend on each channel after its normalisation; boxes all over the input."""
-    import tensorflow as tf
-
     draw = np.random.default_rng(slots)
     weights, bias = draw.normal(0, 3, (3, count * slots)), draw.normal(-2, 1, count * slots)
     places, spread = draw.uniform(0.2, 0.8, (count, 4)), draw.normal(0, 0.1, (3, count * 4))
@@ -109,8 +98,6 @@ def save_detr(folder, slots, count=100, hw=HW):
 
 
 def save_rtdetr_of_ultralytics(folder):
-    import tensorflow as tf
-
     draw = np.random.default_rng(3)
     weights, places = draw.normal(0, 3, (3, 900)), draw.uniform(0.2, 0.8, (300, 4))
 
@@ -288,14 +275,10 @@ MODELS = {
 
 @pytest.mark.parametrize(("save", "config", "fit", "read", "suppress", "family"), MODELS.values(), ids=MODELS)
 def test_boxes_are_those_of_the_tools_own_steps(tmp_path, save, config, fit, read, suppress, family):
-    import tensorflow as tf
-
     folder = save(tmp_path / "model")
     *_, metadata = described_signature(folder, folder, ModelConfig(path=folder, **config), SETTINGS)
     assert family_of(metadata) == family
-    detector = load_detector(ModelConfig(path=folder, **config), SETTINGS)
-    results = detector.detect([image for image, _ in PICTURES])
-    detector.close()
+    results, _ = detected(folder, [image for image, _ in PICTURES], SETTINGS, **config)
     signature = tf.saved_model.load(folder).signatures["serving_default"]
     (name,) = signature.structured_input_signature[1]
     counts = []
@@ -318,8 +301,6 @@ def test_boxes_are_those_of_the_tools_own_steps(tmp_path, save, config, fit, rea
 
 def save_joined(folder, width, low, high):
     """A joined output of one box a cell, as Ultralytics writes it, whose further numbers lie between `low` and `high`."""
-    import tensorflow as tf
-
     rows = np.random.default_rng(0).uniform(low, high, (1, width, 126))
     rows[:, :2] *= 40.0 / max(high, 1)
     constant = tf.constant(rows, tf.float32)

@@ -5,6 +5,7 @@ import dataclasses
 import cv2
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from models.export import export_detector
 from models.geometry import iou_matrix
@@ -14,7 +15,7 @@ from pipeline.detect.golden import GoldenImage, disagreement
 from pipeline.detect.load_detector import load_detector
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef, detection_row
-from tests.tiny_models import save_model
+from tests.tiny_models import detected, save_model
 
 HW = (64, 64)
 NAMES = ("ant", "bee", "cow")
@@ -35,8 +36,6 @@ BOXES, SCORES = candidates()
 
 def tensors(images):
     """The candidates, for each image, as shares and a little lighter on brighter images."""
-    import tensorflow as tf
-
     light = tf.reduce_mean(tf.cast(images, tf.float32), [1, 2, 3])[:, None, None]
     return tf.constant(BOXES / 64, tf.float32)[None] + 0.0 * light, tf.constant(SCORES, tf.float32)[None] + 0.0 * light
 
@@ -47,8 +46,6 @@ def save_exported(folder):
 
 
 def save_joined(folder):
-    import tensorflow as tf
-
     return save_model(
         folder, lambda images: {"output_0": tf.concat(tensors(images), -1)}, tf.TensorSpec((None, *HW, 3), tf.float32, "images")
     )
@@ -58,8 +55,6 @@ def save_apart(folder):
     def predict(images):
         boxes, scores = tensors(images)
         return {"boxes": boxes, "scores": scores}
-
-    import tensorflow as tf
 
     return save_model(folder, predict, tf.TensorSpec((None, *HW, 3), tf.float32, "images"))
 
@@ -92,11 +87,8 @@ MODELS = [
 @pytest.mark.parametrize("labels", ["best", "several"])
 @pytest.mark.parametrize(("save", "config"), MODELS)
 def test_detections_are_those_of_darknets_suppression(tmp_path, save, config, labels):
-    detector = load_detector(
-        ModelConfig(path=save(tmp_path / "model"), **config), dataclasses.replace(SETTINGS, labels_per_box=labels)
-    )
-    (result,) = detector.detect([IMAGE])
-    detector.close()
+    settings = dataclasses.replace(SETTINGS, labels_per_box=labels)
+    ((result,), _) = detected(save(tmp_path / "model"), [IMAGE], settings, **config)
     expected = by_darknet(labels == "several")
     found = result.detections
     assert found.class_ids.tolist() == [class_id for class_id, _, _ in expected]
@@ -124,8 +116,6 @@ def test_golden_images_with_the_best_class_of_each_box_stay_golden(tmp_path):
 
 
 def test_a_model_that_has_chosen_is_refused_in_one_line(tmp_path):
-    import tensorflow as tf
-
     def predict(images):
         one = tf.reduce_mean(images, [1, 2])[:, :1]
         return {"boxes": tf.stack([one, one, one, one], -1), "scores": one, "classes": one}

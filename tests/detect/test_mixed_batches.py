@@ -3,13 +3,13 @@
 import cv2
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.families import family_of
-from pipeline.detect.load_detector import load_detector
 from pipeline.detect.tensorflow_engine import described_signature
 from pipeline.records import EncodedImage, ImageRef
-from tests.tiny_models import save_model
+from tests.tiny_models import detected, save_model
 
 HW = (64, 64)
 CELLS = 8
@@ -23,7 +23,6 @@ def save_yolov4(folder, threshold):
 
     A cell's score is its brightness; so each image has as many candidates as bright cells.
     """
-    import tensorflow as tf
 
     def predict(input_1):
         cells = tf.reduce_mean(tf.reshape(input_1, [-1, CELLS, 8, CELLS, 8, 3]), [2, 4])  # (N, 8, 8, 3)
@@ -48,7 +47,6 @@ def save_yolov4(folder, threshold):
 
 def save_normaliser(folder, batch=None):
     """A model that keeps its rows apart, but normalises over the batch: as one that was saved while it trained."""
-    import tensorflow as tf
 
     def predict(images):
         light = tf.reduce_mean(tf.cast(images, tf.float32), [1, 2, 3])
@@ -73,19 +71,14 @@ PICTURES = [picture(seed, bright) for seed, bright in enumerate((3, 5, 0, 7, 2, 
 
 
 def found_in(folder, config, settings=SETTINGS):
-    detector = load_detector(ModelConfig(path=folder, **config), settings)
-    try:
-        return detector.detect([image for image, _ in PICTURES]), detector.batch_sizes, detector.model.notes
-    finally:
-        detector.close()
+    results, detector = detected(folder, [image for image, _ in PICTURES], settings, **config)
+    return results, detector.batch_sizes, detector.model.notes
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [{"class_names": NAMES}, CONFIG], ids=["with names", "fully configured"])
 @pytest.mark.parametrize("threshold", [0.2, 0.55], ids=["noise has candidates", "noise has none"])
 def test_a_yolov4_of_tensorflow_answers_for_each_image_what_it_answers_alone(tmp_path, capfd, threshold, config):
-    import tensorflow as tf
-
     folder = save_yolov4(tmp_path / "yolov4", threshold)
     *_, metadata = described_signature(folder, folder, ModelConfig(path=folder, **config), SETTINGS)
     assert family_of(metadata) == "YOLOv4 of tensorflow-yolov4-tflite"
@@ -111,8 +104,6 @@ def test_a_yolov4_of_tensorflow_answers_for_each_image_what_it_answers_alone(tmp
     ],
 )
 def test_a_model_whose_images_influence_each_other_gets_them_alone(tmp_path, save, batch_sizes):
-    import tensorflow as tf
-
     folder = save(tmp_path / "model")
     results, sizes, notes = found_in(folder, {}, DetectConfig(batch_sizes=(1, 2, 4), score_threshold=0.0))
     signature = tf.saved_model.load(folder).signatures["serving_default"]
@@ -124,6 +115,5 @@ def test_a_model_whose_images_influence_each_other_gets_them_alone(tmp_path, sav
 
 
 def test_a_model_that_keeps_its_images_apart_keeps_its_batches(bright_model):
-    detector = load_detector(ModelConfig(path=bright_model), SETTINGS)
-    assert (detector.batch_sizes, detector.model.notes) == ((1, 2, 4), ())
-    detector.close()
+    _, batch_sizes, notes = found_in(bright_model, {})
+    assert (batch_sizes, notes) == ((1, 2, 4), ())

@@ -6,13 +6,13 @@ import cv2
 import numpy as np
 import pytest
 
-from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect.load_detector import load_detector
+from pipeline.config import DetectConfig
 from pipeline.errors import ModelError
 from pipeline.import_model import main as import_model
 from pipeline.records import EncodedImage, ImageRef
 from tests.detect.test_families import best_of, centres_to_corners
 from tests.onnx_files import HW, NAMES, head, write_yolo
+from tests.tiny_models import detected
 
 pytest.importorskip("onnxruntime", reason="the extra onnxruntime is not installed")
 pytest.importorskip("openvino", reason="the extra openvino is not installed")
@@ -39,12 +39,8 @@ def expected(pixels):
     return best_of(centres_to_corners(rows[:, :4]), rows[:, 4:], score=SETTINGS["score_threshold"], iou=SETTINGS["iou_threshold"])
 
 
-def detected(path, **settings):
-    detector = load_detector(ModelConfig(path=str(path)), DetectConfig(**SETTINGS, **settings))
-    try:
-        return detector.detect([image for image, _ in PICTURES]), detector
-    finally:
-        detector.close()
+def found_in(path, **settings):
+    return detected(path, [image for image, _ in PICTURES], DetectConfig(**SETTINGS, **settings))
 
 
 def check(results):
@@ -61,7 +57,7 @@ def check(results):
 @pytest.mark.parametrize(("batch", "sizes"), [("batch", (1, 2, 4)), (1, (1,)), (3, (3,))], ids=["any batch", "one", "three"])
 def test_a_file_gives_the_boxes_of_its_network(tmp_path, engine, batch, sizes):
     """Batches only where the file allows them; OpenVINO keeps its cores busy with one image a request."""
-    results, detector = detected(write_yolo(tmp_path / "toy.onnx", batch), engine=engine)
+    results, detector = found_in(write_yolo(tmp_path / "toy.onnx", batch), engine=engine)
     check(results)
     assert detector.model.engine.batch_sizes == ((1,) if engine == "openvino" and batch == "batch" else sizes)
     assert (detector.model.metadata.name, detector.model.metadata.class_names) == ("toy", NAMES)
@@ -69,13 +65,13 @@ def test_a_file_gives_the_boxes_of_its_network(tmp_path, engine, batch, sizes):
 
 
 def test_a_file_that_answers_for_a_batch_as_for_one_image_gets_one_at_a_time(tmp_path):
-    results, detector = detected(write_yolo(tmp_path / "toy.onnx", mixes=True), engine="onnxruntime")
+    results, detector = found_in(write_yolo(tmp_path / "toy.onnx", mixes=True), engine="onnxruntime")
     check(results)
     assert (detector.model.engine.batch_sizes, len(detector.model.notes)) == ((1,), 1)
 
 
 def test_without_an_engine_it_runs_in_the_one_for_this_machine(tmp_path):
-    results, detector = detected(write_yolo(tmp_path / "toy.onnx"), device="cpu")
+    results, detector = found_in(write_yolo(tmp_path / "toy.onnx"), device="cpu")
     check(results)
     assert type(detector.model.engine.engine).__name__ == "OpenVinoEngine"
 
@@ -87,7 +83,7 @@ def test_an_import_copies_the_file_with_its_description(tmp_path, engine, capfd)
     assert import_model([file, "--names", str(tmp_path / "names"), "--output", str(tmp_path / "m" / "1")]) == 0
     assert "toy, YOLO of Ultralytics, input 64x96 (letterbox), 3 class names, " in capfd.readouterr().out
     assert {*os.listdir(tmp_path / "m" / "1")} == {"model.onnx", "assets.extra"}
-    results, detector = detected(tmp_path / "m", engine=engine)
+    results, detector = found_in(tmp_path / "m", engine=engine)
     check(results)
     assert detector.model.version == "1"
 
@@ -102,7 +98,7 @@ def test_an_import_copies_the_file_with_its_description(tmp_path, engine, capfd)
 )
 def test_what_cannot_run_is_one_line(tmp_path, engine, notes, settings, message):
     with pytest.raises(ModelError, match=message) as caught:
-        detected(write_yolo(tmp_path / "toy.onnx", notes=notes), engine=engine, **settings)
+        found_in(write_yolo(tmp_path / "toy.onnx", notes=notes), engine=engine, **settings)
     assert "\n" not in str(caught.value)
 
 
@@ -110,4 +106,4 @@ def test_what_cannot_run_is_one_line(tmp_path, engine, notes, settings, message)
 def test_a_file_that_is_none_is_one_line(tmp_path, engine):
     (tmp_path / "toy.onnx").write_bytes(b"\x08\x08text")
     with pytest.raises(ModelError, match=r"^model .*toy.onnx: "):
-        detected(tmp_path / "toy.onnx", engine=engine)
+        found_in(tmp_path / "toy.onnx", engine=engine)

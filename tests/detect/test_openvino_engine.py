@@ -24,7 +24,7 @@ from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef, detection_row
 from tests.conftest import REPO
 from tests.fixtures import fixtures_dir
-from tests.tiny_models import save_model
+from tests.tiny_models import detected, save_model
 
 openvino = pytest.importorskip("openvino", reason="the extra openvino is not installed")
 
@@ -46,13 +46,9 @@ def cache(tmp_path, monkeypatch):
 
 
 def rows(folder, files, **settings):
-    detector = load_detector(ModelConfig(path=folder), DetectConfig(**settings))
-    try:
-        return [
-            detection_row(found) for found in detector.detect([EncodedImage(ImageRef(str(f)), f.read_bytes()) for f in files])
-        ]
-    finally:
-        detector.close()
+    images = [EncodedImage(ImageRef(str(file)), file.read_bytes()) for file in files]
+    results, _ = detected(folder, images, DetectConfig(**settings))
+    return [detection_row(found) for found in results]
 
 
 def objects(row):

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from pipeline.config import ModelConfig
 from pipeline.detect.load_model import name_and_version
@@ -88,7 +89,6 @@ def keras_model(path):
 
 
 def frozen_graph(path):
-    import tensorflow as tf
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
     names = {"detection_boxes": (1, 5, 4), "detection_scores": (1, 5), "detection_classes": (1, 5), "num_detections": (1,)}
@@ -123,8 +123,6 @@ def test_the_command_makes_a_saved_model(name, make, tmp_path):
     done = subprocess.run(command[1], shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert locate(str(tmp_path / command[2])) == (f"{tmp_path}/{command[2]}/1", "1")
-
-    import tensorflow as tf
 
     loaded = tf.saved_model.load(str(tmp_path / command[2] / "1")).signatures["serving_default"]
     assert isinstance(loaded.structured_outputs, dict) and np.size(list(loaded.structured_outputs)) >= 1

@@ -3,12 +3,12 @@
 import cv2
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from models.geometry import iou_matrix
-from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect.load_detector import load_detector
+from pipeline.config import DetectConfig
 from pipeline.records import EncodedImage, ImageRef
-from tests.tiny_models import save_model
+from tests.tiny_models import detected, save_model
 
 SETTINGS = DetectConfig(score_threshold=0.3, scaled_decode=True)
 CELL = 16
@@ -20,7 +20,6 @@ def save_object_detection_api(folder, pad, batch=1, dtype="uint8"):
     Its network finds bright cells of 16 pixels; the box around each grows and moves with the light in and beside it. So another
     scale, or another aspect ratio, gives other boxes. The boxes are yxyx shares of the true image, without its padding.
     """
-    import tensorflow as tf
 
     def resized(image):
         hw = tf.cast(tf.shape(image)[:2], tf.float32)
@@ -69,8 +68,6 @@ PHOTOS = [photo(size_wh, seed) for seed, size_wh in enumerate(SIZES_WH)]
 
 def directly(signature, pixels):
     """Boxes (xyxy, pixels), scores and classes from 1 by TensorFlow itself, above the threshold."""
-    import tensorflow as tf
-
     (spec,) = signature.structured_input_signature[1].values()
     found = signature(input_tensor=tf.cast(pixels[None], spec.dtype))
     kept = found["detection_scores"].numpy()[0] >= SETTINGS.score_threshold
@@ -86,13 +83,9 @@ def directly(signature, pixels):
 )
 def test_boxes_are_those_of_tensorflow_called_directly(tmp_path, pad, batch, dtype):
     """By the keep-aspect-ratio resizer of the model itself: at least .98 of the boxes have an IoU of .98, all the same score."""
-    import tensorflow as tf
-
     folder = save_object_detection_api(tmp_path / "model", pad, batch, dtype)
-    detector = load_detector(ModelConfig(path=folder), SETTINGS)
-    results = detector.detect([image for image, _ in PHOTOS])
+    results, detector = detected(folder, [image for image, _ in PHOTOS], SETTINGS)
     assert (detector.model.metadata.resize, detector.batch_sizes) == ("none", (1,))
-    detector.close()
     signature = tf.saved_model.load(folder).signatures["serving_default"]
     ious = []
     for (_, pixels), result in zip(PHOTOS, results, strict=True):
@@ -110,14 +103,10 @@ def test_boxes_are_those_of_tensorflow_called_directly(tmp_path, pad, batch, dty
 @pytest.mark.slow
 def test_a_large_jpeg_reaches_the_model_whole(tmp_path):
     """Without decoding at reduced scale, which other models allow: the model itself makes it smaller."""
-    import tensorflow as tf
-
     folder = save_object_detection_api(tmp_path / "model", pad=True)
     pixels = photo((2400, 1600), 5)[1]
     content = cv2.imencode(".jpg", pixels[..., ::-1])[1].tobytes()
-    detector = load_detector(ModelConfig(path=folder), SETTINGS)
-    (result,) = detector.detect([EncodedImage(ImageRef("a.jpg"), content)])
-    detector.close()
+    ((result,), _) = detected(folder, [EncodedImage(ImageRef("a.jpg"), content)], SETTINGS)
     signature = tf.saved_model.load(folder).signatures["serving_default"]
     decoded = cv2.cvtColor(cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
     boxes, scores, _ = directly(signature, decoded)

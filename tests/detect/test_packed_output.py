@@ -8,11 +8,11 @@ import pytest
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.describe_model import describe
 from pipeline.detect.families import ExportNotes, layout_of, notes_from
-from pipeline.detect.load_detector import load_detector
 from pipeline.detect.load_model import load
 from pipeline.detect.model_arrays import Signature, Tensor
 from pipeline.errors import ModelError
 from tests.detect.test_families import PICTURES
+from tests.tiny_models import detected
 from tests.yolo_exports import INPUT_HW, NAMES, export_yolo
 
 SETTINGS = DetectConfig(batch_sizes=(1, 4), concurrent_batches=2)
@@ -46,9 +46,8 @@ def test_where_the_model_suppresses_nothing_is_suppressed_here(tmp_path):
     folder = export_yolo(tmp_path / "yolo", "4+C,M")
     (image, _), counts = PICTURES[0], []
     for nms in ("pipeline", "model"):
-        detector = load_detector(ModelConfig(path=folder, nms=nms), SETTINGS)
-        counts.append(len(detector.detect([image])[0].detections.class_ids))
-        detector.close()
+        ((result,), _) = detected(folder, [image], SETTINGS, nms=nms)
+        counts.append(len(result.detections))
     assert counts[0] < counts[1]
 
 

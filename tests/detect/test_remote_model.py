@@ -11,6 +11,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_detector import load_detector
@@ -106,8 +107,6 @@ def check_equal(rows, expected, more_than):
 @contextlib.contextmanager
 def served_here():
     """The bundled detector's candidates on a small server of the protocol; yields the port and the version that rows name."""
-    import tensorflow as tf
-
     candidates = tf.saved_model.load(locate("digits", None)[0]).signatures["candidates"]
 
     def run(arrays):
@@ -147,7 +146,6 @@ def test_the_bundled_detector_gives_the_rows_of_tensorflow(served):
 @pytest.mark.parametrize("settings", [{}, {"score_threshold": 0.7, "max_detections": 3}], ids=["defaults", "other thresholds"])
 def test_tensorflow_serving_gives_the_rows_of_the_same_saved_model(settings):
     """The server has the signature of the bundled detector, whose thresholds are inputs with defaults."""
-    import tensorflow as tf
     from tensorflow.core.protobuf import saved_model_pb2
 
     folder, version = locate("digits", None)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from models.metadata import METADATA_PATH, DetectorMetadata, write_metadata
 from pipeline.config import DetectConfig, ModelConfig
@@ -31,15 +32,11 @@ def bright_image(tmp_path_factory):
 
 
 def images_spec(batch=None, hw=(96, 128), dtype="uint8", name="images"):
-    import tensorflow as tf
-
     return tf.TensorSpec((batch, *hw, 3), dtype, name)
 
 
 def as_object_detection_api(input_tensor):
     """As TensorFlow's Object Detection API exports models: one image of any size, yxyx shares, classes from 1, as floats."""
-    import tensorflow as tf
-
     box = bright_box(input_tensor)
     return {
         "detection_boxes": tf.stack([tf.gather(box, [1, 0, 3, 2], axis=1), tf.zeros_like(box)], 1),
@@ -51,8 +48,6 @@ def as_object_detection_api(input_tensor):
 
 def as_scores_of_the_range(images):
     """Confidences show what 255 (halved) and 0 (from 0.5 down) became."""
-    import tensorflow as tf
-
     box = tf.cast(bright_box(images), tf.float32)
     high, low = tf.reduce_max(images, [1, 2, 3]), tf.reduce_min(images, [1, 2, 3])
     return {
@@ -64,8 +59,6 @@ def as_scores_of_the_range(images):
 
 def as_raw_candidates(images):
     """Overlapping candidates in pixels of the input, centre and size, with scores of every class."""
-    import tensorflow as tf
-
     x0, y0, x1, y1 = tf.unstack(tf.cast(bright_box(images), tf.float32) * [128.0, 96.0, 128.0, 96.0], axis=1)
     box = tf.stack([(x0 + x1) / 2, (y0 + y1) / 2, x1 - x0, y1 - y0], 1)
     scores = tf.constant([[[0.1, 0.9], [0.1, 0.8], [0.7, 0.1]]])
@@ -73,8 +66,6 @@ def as_raw_candidates(images):
 
 
 def as_four_at_once(images):
-    import tensorflow as tf
-
     return {"boxes": bright_box(images)[:, None], "scores": tf.fill([4, 1], 0.75)}
 
 
@@ -141,8 +132,6 @@ def plain_model(tmp_path_factory):
 
 
 def as_raw_and_plain(images):
-    import tensorflow as tf
-
     n = tf.shape(images)[0]
     plain = {"boxes": bright_box(images)[:, None], "scores": tf.fill([n, 1], 0.75), "classes": tf.zeros([n, 1], tf.int32)}
     return {**plain, "columns": tf.zeros([n, 4, 100]), "class_scores": tf.zeros([n, 1, 3]), "count": tf.ones([n], tf.int32)}
@@ -266,8 +255,6 @@ def test_class_names_may_stand_in_a_file(tmp_path, plain_model):
 @pytest.fixture(scope="module")
 def convolutions(tmp_path_factory):
     """A model whose scores come out of convolutions."""
-    import tensorflow as tf
-
     kernels = [tf.constant(np.random.default_rng(n).normal(0, 0.1, (3, 3, i, 32)), tf.float32) for n, i in enumerate((3, 32, 32))]
 
     def predict(images):
@@ -285,8 +272,6 @@ def test_bfloat16_rounds_a_little_and_float32_does_not(convolutions):
     if "avx512_bf16" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("TensorFlow rewrites to bfloat16 only for CPUs that have it")
     images = np.random.default_rng(9).integers(0, 255, (2, 96, 128, 3), np.uint8)
-    import tensorflow as tf
-
     plain = tf.saved_model.load(convolutions).signatures["serving_default"]
     exact = plain(images=tf.constant(images, tf.float32) / 255.0)["scores"]
     full, half = (

@@ -11,6 +11,7 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from pipeline.detect.tensorflow_setup import freeze
 from tests.conftest import REPO
@@ -122,8 +123,6 @@ def test_where_no_file_can_be_locked_the_first_is_taken(process, tmp_path):
 
 def test_freeze_makes_constants_of_variables():
     """A frozen function knows its variables' values and captures none."""
-    import tensorflow as tf
-
     weights = tf.Variable(np.arange(20_000, dtype=np.float32))
     signature = [tf.TensorSpec((), tf.float32)]
     frozen = freeze(tf.function(lambda x: tf.reduce_sum(weights) + x, signature).get_concrete_function())

@@ -13,7 +13,7 @@ import numpy as np
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.detector import Detector
-from pipeline.detect.engine import ModelFailed, OpenedModel
+from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel
 from pipeline.detect.load_detector import load_detector
 from pipeline.errors import ModelError
 from pipeline.storage.files import write_file
@@ -24,43 +24,30 @@ NEVER = 1e6  # seconds: tests look themselves
 TOY = "tests.detect.versioned_models:open_model"  # an engine that loads at once
 
 
-class Toy:
-    """The engine `TOY`: finds the bright rectangle, or another one where its file says so."""
-
-    batch_sizes, concurrent_batches = (1, 2, 4), 2
-
-    def __init__(self, says: dict[str, Any]):
-        self._says = says
-
-    def run(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
-        """Fails on a white image where its file says so."""
-        if "fails" in self._says and pixels.min() == 255:
-            raise ModelFailed(self._says["fails"])
-        found = np.zeros((len(pixels), 1, 4), np.float32)
-        for box, image in zip(found, pixels, strict=True):
-            rows, columns = (np.flatnonzero((image[..., 0] > 127).any(axis)) for axis in (1, 0))
-            if len(rows):
-                box[0] = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
-        boxes = found if "box" not in self._says else np.broadcast_to(np.float32(self._says["box"]), found.shape)
-        return {"boxes": boxes, "scores": np.full((len(pixels), 1), self._says["version"] / 100, np.float32)}
-
-    def close(self) -> None:
-        """Has nothing to free."""
-
-
 def open_model(local: str, folder: str, _model: ModelConfig, _detect: DetectConfig) -> OpenedModel:
-    """Opens what `write_version` wrote."""
+    """Opens what `write_version` wrote: finds the bright rectangle, or another one, or fails on a white image."""
     says = json.loads(Path(local, "model.onnx").read_text())
     if "broken" in says:
         raise ModelError(f"model {folder}: {says['broken']}")
     if "grows" in says and not Path(local, "part").exists():
         Path(local, "part").write_bytes(b"more")
+
+    def run(pixels: np.ndarray) -> dict[str, np.ndarray]:
+        if "fails" in says and pixels.min() == 255:
+            raise ModelFailed(says["fails"])
+        found = np.zeros((len(pixels), 1, 4), np.float32)
+        for box, image in zip(found, pixels, strict=True):
+            rows, columns = (np.flatnonzero((image[..., 0] > 127).any(axis)) for axis in (1, 0))
+            if len(rows):
+                box[0] = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
+        boxes = found if "box" not in says else np.broadcast_to(np.float32(says["box"]), found.shape)
+        return {"boxes": boxes, "scores": np.full((len(pixels), 1), says["version"] / 100, np.float32)}
+
     classes = tuple(says.get("classes", "a"))
-    metadata = DetectorMetadata(
-        says.get("name", "detector"), HW, "stretch", classes, classes_output="", count_output="", box_units="pixels"
-    )
+    metadata = DetectorMetadata(says.get("name", "detector"), HW, "stretch", classes, box_units="pixels")
     requests = (np.full((1, *HW, 3), 255, np.uint8), *(text.encode() for text in says.get("requests", ())))
-    return OpenedModel(Toy(says), metadata, warmup_requests=requests)
+    engine = FunctionEngine(run, DetectConfig(batch_sizes=(1, 2, 4), concurrent_batches=2))
+    return OpenedModel(engine, metadata, warmup_requests=requests)
 
 
 def write_version(path: Path | str, version: int, **says: Any) -> str:
