@@ -1,13 +1,12 @@
-"""What is done is left out, over many rows: time and peak memory, beside listing alone.
+"""What is done is left out, over many rows: CPU time, which other work on the machine changes little, and peak memory.
 
     python -m tests.benchmarks.only_new [--sizes 1000000,5000000] [--share 0.99]
 
 The images are empty files in folders of 1,000; the rows are made without a model, of 99 of 100 of them, in shards as batch jobs
-leave them. Each figure is of a process of its own, and its peak that of the process (`ru_maxrss`):
+leave them. Each figure is of a process of its own, after its imports, and its peak that of the process (`ru_maxrss`):
 
 - `list`: the files are listed, and that is all
-- `all`: the steps of a job on the in-memory runner until images are read, without rows: listed, gathered, doubles dropped
-- `new`: the same with the rows, so that what comes out is what is new
+- `new`: the steps of a job on the in-memory runner until images are read; what comes out is what is new
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _SIZES = "1000000,5000000"
 _PER_FOLDER = 1000
 _PER_SHARD = 100_000
 _MODEL = ("m", "1")
-_WAYS = ("list", "all", "new")
+_WAYS = ("list", "new")
 
 
 def main() -> None:
@@ -42,7 +41,7 @@ def main() -> None:
     if args.one:
         print(json.dumps(measure(args.one, *_made(sizes[0], args.share))))
         return
-    print(f"{'images':>9}  {'way':>5}  {'seconds':>7}  {'us/image':>8}  {'to list':>7}  {'images out':>10}  {'peak MB':>7}")
+    print(f"{'images':>9}  {'way':>5}  {'CPU s':>7}  {'us/image':>8}  {'to list':>7}  {'images out':>10}  {'peak MB':>7}")
     for size in sizes:
         _make(size, args.share)
         listing = 0.0
@@ -60,30 +59,24 @@ def main() -> None:
 
 
 def measure(way: str, images: Path, output: Path) -> dict[str, Any]:
-    """Lists, or lists and compares; seconds, and the peak of this process in MB; prints how many images come out."""
-    from pipeline.read.list_images import list_images
-
-    began = time.perf_counter()
-    if way == "list":
-        print(sum(1 for _ in list_images([str(images)])))
-    else:
-        _through_beam(images, output if way == "new" else None)
-    seconds = time.perf_counter() - began
-    return {"seconds": seconds, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
-
-
-def _through_beam(images: Path, output: Path | None) -> None:
-    """Prints how many images come out."""
+    """Lists, or lists and compares; CPU seconds, and the peak of this process in MB; prints how many images come out."""
     import apache_beam as beam
     from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
     from pipeline.read.done_rows import DoneRows
+    from pipeline.read.list_images import list_images
     from pipeline.read.read_images import ReadImages
 
-    done = DoneRows(str(output), _version()) if output else None
-    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        read = pipeline | ReadImages([str(images)], exclude=str(output or ""), done=done, fetch=False)
-        _ = read.images | "CountAll" >> beam.combiners.Count.Globally() | "Print" >> beam.Map(print)
+    began = time.process_time()
+    if way == "list":
+        print(sum(1 for _ in list_images([str(images)])))
+    else:
+        with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+            done = DoneRows(str(output), _version())
+            read = pipeline | ReadImages([str(images)], exclude=str(output), done=done, fetch=False)
+            _ = read.images | "CountAll" >> beam.combiners.Count.Globally() | "Print" >> beam.Map(print)
+    seconds = time.process_time() - began
+    return {"seconds": seconds, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
 def _version() -> Any:
