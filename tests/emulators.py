@@ -12,7 +12,6 @@ import importlib.util
 import os
 import random
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from typing import Any
 import pytest
 
 from pipeline.detect import load_detector
-from pipeline.launch.prism import WITH_PARENT
+from pipeline.launch.prism import WITH_PARENT, end_process
 from pipeline.storage import azure, s3
 from tests.processes import wait_until
 
@@ -267,7 +266,7 @@ def running_server(command: Callable[[int], list[str]], log: Path | None = None,
                 yield port
                 return
         finally:
-            _end_group(server)
+            end_process(server)
         if not left:
             said = log.read_text(errors="replace")[-2000:] if log else ""
             raise RuntimeError(f"{server.args!r} ended with exit code {server.returncode} before it answered: {said}")
@@ -297,20 +296,6 @@ def listens(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False
-
-
-def _end_group(server: subprocess.Popen[bytes]) -> None:
-    assert server.stdin is not None
-    server.stdin.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        server.wait(timeout=5)
-        return
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(timeout=5)
-            return
 
 
 def _pubsub_jar() -> Path | None:

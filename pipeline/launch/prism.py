@@ -63,7 +63,7 @@ def running_prism(options: Any) -> Iterator[str]:
         portable.job_endpoint, portable.environment_type = endpoint, "LOOPBACK"
         yield endpoint
     finally:
-        _end(process)
+        end_process(process)
 
 
 def _read_log(log: Any, endpoints: queue.SimpleQueue[str]) -> None:
@@ -95,8 +95,8 @@ def prism_binary(options: Any) -> str:
         raise RunnerError(f"{_HOW} ({' '.join(str(err).split())[:200]})") from err
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends Prism by closing the shell's input, as the death of this process would; kills it if that fails."""
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process by closing its shell's input, as the death of this process would; kills its group if that fails."""
     assert process.stdin is not None  # noqa: S101  it is a pipe
     process.stdin.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
