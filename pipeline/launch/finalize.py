@@ -7,8 +7,11 @@ import dataclasses
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
+
+from apache_beam.io.filesystems import FileSystems
 
 from pipeline import errors
 from pipeline.config import WriteConfig
@@ -23,6 +26,9 @@ from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import REPORT_SAMPLES, chosen
 from pipeline.stats.summary import RunFacts, left_out_line, summarise, to_json
 from pipeline.storage.files import delete_files, write_file
+from pipeline.storage.globs import escape_glob
+
+_FRESH_SECONDS = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,10 +78,11 @@ class JobReport:
         contents[SUMMARY] = to_json({**summary, **about})
         stale = [each for each in read_summary(self.results).get("samples", ()) if each not in contents and is_sample_name(each)]
         has_tried = summary["images"]["read"] > summary["images"]["skipped"] or not read_summary(self.results)
-        for folder in (Run(self.results, run).reports, *([self.results] if has_tried else [])):
+        is_newest = has_tried and not _is_fresh(f"{self.results}/{SUMMARY}")
+        for folder in (Run(self.results, run).reports, *([self.results] if is_newest else [])):
             for each, content in contents.items():
                 write_file(f"{folder}/{each}", content, Run(self.results, run).folder)
-        delete_files(f"{self.results}/{each}" for each in stale if has_tried)
+        delete_files(f"{self.results}/{each}" for each in stale if is_newest)
 
     def _say(self, summary: dict[str, Any], canary: str) -> None:
         images = summary["images"]
@@ -130,6 +137,14 @@ def _commonest(stats: JobStats) -> str:
     ((_, reason), count) = stats.dead.most_common(1)[0]
     example = next((letter.message for letter in stats.dead_examples.get(reason, ())), reason)
     return f"; {count} of them {reason}, such as: {' '.join(example.split())[:300]}"
+
+
+def _is_fresh(path: str) -> bool:
+    """Whether an object was written in the last seconds: it takes one write a second, and many jobs may end at once."""
+    if "://" not in path:
+        return False
+    entries = FileSystems.match([escape_glob(path)])[0].metadata_list
+    return any(time.time() - entry.last_updated_in_seconds < _FRESH_SECONDS for entry in entries)
 
 
 def clean_up(output: str) -> None:

@@ -1,8 +1,14 @@
 """The batch job on Cloud Storage: Beam's real client against an emulator."""
 
+import json
 from pathlib import Path
 
 from pipeline import run
+from pipeline.config import WriteConfig
+from pipeline.launch import finalize
+from pipeline.launch.finalize import JobReport
+from pipeline.stats.job_stats import JobStats
+from pipeline.stats.summary import RunFacts
 from tests.launch.jobs import without_run, write_images
 from tests.shard_rows import rows_in
 
@@ -51,3 +57,14 @@ def test_a_bucket_that_is_not_there_is_one_line(gcs_bucket, tmp_path, bright_mod
     assert run.main([*places, "--allow-empty"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: input gs://no-such-bucket-at-all/**: ") and error.count("\n") == 1
+
+
+def test_jobs_that_end_together_write_the_reports_at_the_top_once(gcs_bucket, monkeypatch):
+    """Cloud Storage takes one write of an object a second; each run has its own reports. One that ends later replaces them."""
+    out, facts, on_top = f"gs://{gcs_bucket.name}/out", RunFacts(1.0, 1.0, 2.0, "a command", {}, "batch", "m"), []
+    for run_name, fresh_seconds in (("a", 1e9), ("b", 1e9), ("c", 0.0)):
+        monkeypatch.setattr(finalize, "_FRESH_SECONDS", fresh_seconds)
+        JobReport(out, WriteConfig()).finish(JobStats(read=1), facts, run_name)
+        assert gcs_bucket.get_blob(f"out/runs/{run_name}/summary.json")
+        on_top.append(json.loads(gcs_bucket.get_blob("out/summary.json").download_as_bytes())["run"])
+    assert on_top == ["a", "a", "c"]
