@@ -66,13 +66,16 @@ def line(now: JobStats, before: JobStats, seconds: float) -> str:
 
 def _of_stream(now: JobStats, before: JobStats) -> Iterator[str]:
     """The size of its batches and its latencies since the line before, and the age of its backlog."""
-    batches = now.batches - before.batches
-    if now.publish_latencies and batches:
-        yield f"batches of {sum(size * number for size, number in batches.items()) / batches.total():.1f}"
-    if published := now.publish_latencies.since(before.publish_latencies).percentiles_ms():
-        in_hand = now.latencies.since(before.latencies).percentiles_ms()
-        for name, shown in (("event-to-publish", published), ("in-hand-to-result", in_hand)):
-            yield f"{name} p50 {shown['p50']:.0f} ms p99 {shown['p99']:.0f} ms"
+    if now.publish_latencies:
+        if batches := now.batches - before.batches:
+            yield f"batches of {sum(size * number for size, number in batches.items()) / batches.total():.1f}"
+        # an image may get its result before a line and be published after it
+        for name, times in (
+            ("event-to-publish", now.publish_latencies.since(before.publish_latencies)),
+            ("in-hand-to-result", now.latencies.since(before.latencies)),
+        ):
+            if shown := times.percentiles_ms():
+                yield f"{name} p50 {shown['p50']:.0f} ms p99 {shown['p99']:.0f} ms"
     if now.backlog_age_ms:
         yield f"backlog age {now.backlog_age_ms / 1e3:.1f} s"
 

@@ -51,6 +51,14 @@ def test_a_line_shows_rate_batch_fill_latency_and_failures_since_the_last_one(mi
     assert re.fullmatch(r"100 of 100 images, 0.0 images/s, backlog age \d+.\d s, 2 failed, 2 skipped", again)
 
 
+def test_a_line_shows_an_image_that_was_detected_before_the_last_one_and_is_published_after_it():
+    before = JobStats()
+    before.add_detected([detected(1, 0.1)], 0)
+    now = before.copy()
+    now.publish_latencies.add([0.5])
+    assert line(now, before, 10.0) == "1 images, 0.0 images/s, event-to-publish p50 375 ms p99 498 ms, 0 failed"
+
+
 def test_the_summary_has_both_latencies_under_their_own_names(minute):
     facts = RunFacts(0.0, 0.0, 60.0, "", {}, "streaming", "m")
     summary = summarise(minute, facts)
