@@ -129,6 +129,7 @@ class _Process:
                 prepared.failures[place] = ImageError("decode", "too_large", text, generation)
             finally:
                 self._ahead.done(read)
+                self._lock(fcntl.LOCK_UN)  # when its pixels are gone: who waits measures what is free
         return prepared
 
     def _read(self, read: Read) -> EncodedImage | DeadLetter:
@@ -161,21 +162,18 @@ class _Process:
 
     @contextlib.contextmanager
     def _room(self, needed_bytes: float, wh: Size) -> Iterator[None]:
-        """Takes memory for decoding; waits until the job has room for a large image."""
+        """Takes memory for decoding, until the image is done; waits until the job has room for a large image."""
         if needed_bytes <= ANY_ROOM:
             yield
             return
         limit_memory(needed_bytes)
-        try:
-            with clock_stopped():
-                room_bytes = self._wait_for_room(needed_bytes)
-            if needed_bytes > room_bytes:
-                what = f"got {wh[0]} x {wh[1]} pixels that take {needed_bytes / 1e6:.0f} MB to decode"
-                most = f"{max(room_bytes, 0) / 1e6:.0f} MB of memory"
-                raise ImageError("decode", "too_large", f"expected an image that fits into {most}, {what}")
-            yield
-        finally:
-            self._lock(fcntl.LOCK_UN)
+        with clock_stopped():
+            room_bytes = self._wait_for_room(needed_bytes)
+        if needed_bytes > room_bytes:
+            what = f"got {wh[0]} x {wh[1]} pixels that take {needed_bytes / 1e6:.0f} MB to decode"
+            most = f"{max(room_bytes, 0) / 1e6:.0f} MB of memory"
+            raise ImageError("decode", "too_large", f"expected an image that fits into {most}, {what}")
+        yield
 
     def _wait_for_room(self, needed_bytes: float) -> float:
         """Waits for a process's share of the job's memory, or for all of it where that is too little; returns what there is."""

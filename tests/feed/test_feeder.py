@@ -370,6 +370,20 @@ class TestMemory:
             os.kill(first, signal.SIGKILL)
             assert places(started[0].result()) == [0]
 
+    def test_who_waits_for_memory_gets_it_when_the_pixels_before_are_gone(self, monkeypatch, tmp_path):
+        """They count as taken, so an image that fits would be refused for good."""
+        stops = "thumbnails.make_thumbnail = lambda _: os.kill(os.getpid(), signal.SIGSTOP) or b'made'"
+        code = f"import os, signal, sys; sys.path.append({str(REPO)!r}); from pipeline.feed import thumbnails; {stops}"
+        (tmp_path / "sitecustomize.py").write_text(code)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        with feeding() as feeder:
+            started = feeder.start(in_hand(encoded("JPEG", (6000, 4000), progressive=True)), STRETCH, sample_below=2**64)
+            (process,) = wait_until(lambda: {each for each in feeders() if each.status() == psutil.STATUS_STOPPED})
+            assert locking(feeder, 1) == {process.pid}
+            process.resume()
+            assert started.result().fitted[0].thumbnail == b"made"
+            wait_until(lambda: not locking(feeder, 1))
+
 
 class TestReading:
     def test_a_store_that_stays_away_ends_the_job_and_not_the_feeder(self, storage):
