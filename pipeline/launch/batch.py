@@ -142,6 +142,7 @@ def _lock_of(job: Job, model: tuple[str, str]) -> str:
     """The name of the lock of a command: equal for two jobs that would do the same work."""
     work = [
         job.settings.get("resolved_input", []),
+        job.config.dates,
         RowVersion.of(job.settings, model),
         job.config.retry_dead,
         job.config.read.fps,

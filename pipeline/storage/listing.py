@@ -52,8 +52,9 @@ class Location:
 
     @property
     def pattern(self) -> str:
-        """The whole pattern."""
-        return self.folder + "/".join(self.parts)
+        """The whole pattern; `location_of` makes this location of it, too."""
+        whole = self.folder + "/".join(self.parts)
+        return whole if self.hidden else whole.removesuffix("**")
 
     @property
     def here(self) -> str:

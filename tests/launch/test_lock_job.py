@@ -60,6 +60,24 @@ def test_different_commands_run_side_by_side(places, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("one", "other", "are_equal"),
+    [
+        (["in"], ["./in/"], True),
+        (["in"], ["in/**"], False),  # finds hidden files, too
+        (["{date}", "--dates", "2026-11-20"], ["{date}", "--dates", "2026-11-21"], False),
+    ],
+)
+def test_commands_are_equal_if_they_name_the_same_images(tmp_path, monkeypatch, bright_model, capsys, one, other, are_equal):
+    """The days of a job, too: that of today does not wait for the one of yesterday, which takes longer than a day."""
+    for folder in ("in", "2026-11-20", "2026-11-21"):
+        write_images(tmp_path / folder, "a.png")
+    monkeypatch.chdir(tmp_path)
+    with paused_with_lock(["--input", *one, "--output", "out", "--model", bright_model], tmp_path / "log"):
+        code = main("--input", *other, "--output", "out", "--model", bright_model, "--when-busy", "stop")
+    assert code == (BUSY if are_equal else 0), capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("when_busy", "code", "beginning", "end"),
     [("skip", 0, "skipped: ", "; nothing was done\n"), ("stop", BUSY, "error: ", "; --when-busy wait waits for it\n")],
 )

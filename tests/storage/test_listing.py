@@ -67,6 +67,7 @@ def test_all_files_that_match_are_found_once_however_the_folder_is_divided(tmp_p
         shown = {path for path in files if path.startswith(pattern + "/")}
         expected = sorted(path for path in shown if "/." not in path[len(pattern) :])
     place = location_of(f"{root}/{pattern}")
+    assert location_of(place.pattern) == place
     for found in (files_in(place), files_in_all(divided([place], wanted))):
         assert sorted(os.path.relpath(file.path, root) for file in found) == expected
 
