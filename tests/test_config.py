@@ -33,6 +33,7 @@ def write_config(tmp_path):
         pytest.param(
             "detect: {score_treshold: 0.5}", "'detect.score_treshold'; did you mean 'detect.score_threshold'?", id="typo"
         ),
+        pytest.param("model: {paht: m}", "'model.paht'; did you mean 'model.path'?", id="typo of the key that is --model"),
         pytest.param("detct: {device: cpu}", "unknown key 'detct'; did you mean 'detect'?", id="typo of a section"),
         pytest.param("score_threshold: 0.5", "did you mean 'detect.score_threshold'?", id="key of a section at the top"),
         pytest.param("detect: {conf: 0.4}", "'detect.conf'; did you mean 'detect.score_threshold'?", id="another tool's"),

@@ -78,7 +78,7 @@ def near_flag(flag: str, known: Iterable[str]) -> str:
 
 
 def _near_key(path: list[str], cls: type) -> str:
-    keys = {_bare(setting.flag or setting.name): setting.key for setting in settings_of(cls)}
+    keys = {_bare(name): setting.key for setting in settings_of(cls) for name in (setting.name, setting.flag) if name}
     sections = {key.partition(".")[0] for key in keys.values() if "." in key}
     names = keys | {section: section for section in sections if len(path) == 1}
     here = re.split("[ ,]", _FLAGS.get(_bare(path[-1]), path[-1]))[0]
