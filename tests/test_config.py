@@ -151,8 +151,9 @@ def test_a_transform_checks_its_settings_like_a_file():
     from pipeline import DetectObjects
 
     transform = DetectObjects(ModelConfig("m", class_names=["a"]), classes=["a"], batch_sizes=[1, 2])
-    assert transform._detect == DetectConfig(classes=("a",), batch_sizes=(1, 2))
-    assert isinstance(hash((transform._model, transform._detect)), int)
+    model, detect, *_ = transform._handler._load.args
+    assert detect == DetectConfig(classes=("a",), batch_sizes=(1, 2))
+    assert isinstance(hash((model, detect)), int)
     with pytest.raises(ValidationError, match="score_threshold"):
         DetectObjects("m", score_threshold=40)
 
