@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 from pipeline.errors import StorageAwayError, UserError
 from pipeline.failures import ImageError
+from pipeline.limits import memory_room_bytes
 from pipeline.read.prefetch import Read
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from pipeline.secrets import masked_text
@@ -195,6 +196,7 @@ def read_image(read: Read, max_bytes: int, breaker: CircuitBreaker) -> EncodedIm
 
     Raises:
       StorageAwayError: Its store is away; web servers, which are many, never are.
+      MemoryError: Memory is short, though it has room for such an image.
     """
     ref = read.ref
 
@@ -214,5 +216,10 @@ def read_image(read: Read, max_bytes: int, breaker: CircuitBreaker) -> EncodedIm
     except ImageError as err:
         breaker.succeeded(ref.uri)  # it answered
         return err.dead_letter(ref)
+    except MemoryError:
+        if read.held_bytes <= memory_room_bytes():
+            raise  # memory was short for a moment
+        message = f"{ref.uri} has {read.held_bytes / 1e6:.0f} MB, which do not fit into memory; max_file_mb sets the limit"
+        return ImageError("read", "unreadable", message).dead_letter(ref)
     breaker.succeeded(ref.uri)
     return EncodedImage(dataclasses.replace(ref, generation=generation), content, time.monotonic() - started, received_at)

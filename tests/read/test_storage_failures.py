@@ -30,6 +30,7 @@ from pipeline.read.read_images import ReadImages
 from pipeline.records import ImageRef
 from pipeline.stats.process import PROCESS
 from pipeline.storage.store import is_transient_error
+from pipeline.storage.stores import LocalStore
 from pipeline.stream.run import RunSettings, opened
 from pipeline.stream.steps import ReadRequested
 from tests.clock import Clock
@@ -246,6 +247,22 @@ def test_a_web_server_that_stays_away_ends_no_job(web_server):
     read_ahead = ReadAhead(ReadConfig(read_threads=2), retry_seconds=0.0, give_up_seconds=0.0)
     letters = read_all(read_ahead, [ImageRef(f"{web_server}/status/500?{n}") for n in range(20)])
     assert [letter.reason for letter in letters] == ["storage_unavailable"] * 20
+
+
+def test_a_file_larger_than_memory_is_a_dead_letter_and_does_not_fail_its_bundle_again_and_again(monkeypatch):
+    """Any other image is read once memory is there."""
+
+    def download(_store, _file, _most_bytes, reserve):
+        reserve(size)
+        raise MemoryError
+
+    monkeypatch.setattr(LocalStore, "download", download)
+    size = 1 << 60
+    (letter,) = read_all(ReadAhead(ReadConfig()), [ImageRef("a.jpg")])
+    assert (letter.reason, "which do not fit into memory" in letter.message) == ("unreadable", True)
+    size = 1
+    with pytest.raises(MemoryError):
+        read_all(ReadAhead(ReadConfig()), [ImageRef("a.jpg")])
 
 
 def read_by_stream(refs):
