@@ -95,7 +95,7 @@ def images_of_archive(
                 except _DAMAGE as err:
                     if not is_zip or is_transient_error(err):
                         raise
-                    yield _bad(ref, f"is damaged ({_one_line(err)})") if names_image(member.name) else member.name
+                    yield _bad(ref, f"is damaged ({_one_line(err)})")  # if not by its name, perhaps by its content an image
                 if wanted:
                     return
         if wanted:

@@ -161,6 +161,15 @@ def test_a_damaged_member_of_a_zip_file_costs_itself(tmp_path):
     assert images(path) == [("a.jpg", "bad_member"), ("b.jpg", b"b" * 100), ("c.jpg", "bad_member")]
 
 
+def test_a_damaged_image_without_an_ending_is_a_dead_letter_too(tmp_path):
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("camera", b"\x89PNG\r\n\x1a\n" + b"good" * 2000)
+        archive.writestr("notes.txt", b"good" * 2000)
+    path.write_bytes(path.read_bytes().replace(b"goodPK", b"evilPK"))
+    assert images(path, 10_000) == [("camera", "bad_member"), "notes.txt"]
+
+
 def test_places_before_the_beginning_of_a_zip_file_cost_their_members_alone(tmp_path):
     """Its directory says that it lies behind where it is, so the places of all members are wrong."""
     path = write(tmp_path / "a.zip", {"a.jpg": b"a", "b.jpg": b"b"})
