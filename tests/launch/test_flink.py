@@ -4,10 +4,11 @@ import http.server
 import json
 import re
 import threading
+from collections.abc import Container
 
 import pytest
 
-from pipeline.errors import OutputError
+from pipeline.errors import OutputError, RunnerError
 from pipeline.launch.finalize import failed
 from pipeline.launch.flink import FlinkJob
 
@@ -33,6 +34,7 @@ class Flink(http.server.ThreadingHTTPServer):
         self.savepoint: dict = {"location": "file:/savepoints/1"}
         self.stacktrace = JAVA
         self.asked: list[str] = []
+        self.away: Container[int] = ()  # which of the questions find no leader
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def job(self, *, streams: bool = False) -> FlinkJob:
@@ -65,9 +67,9 @@ class Flink(http.server.ThreadingHTTPServer):
 class RequestAggregator(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        answer = self.server.answer(self.command, self.path)
+        away, answer = len(self.server.asked) in self.server.away, self.server.answer(self.command, self.path)
         body = json.dumps(answer if answer is not None else {"errors": ["Not found.", f"Caused by: no job {self.path}\n\tat x"]})
-        self.send_response(200 if answer is not None else 404)
+        self.send_response(503 if away else 200 if answer is not None else 404)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body.encode())
@@ -86,6 +88,27 @@ def flink_of(request):
         return server
 
     return make
+
+
+def test_a_flink_that_is_away_for_a_while_is_waited_for_before_and_after_it_has_the_job(flink_of, monkeypatch):
+    """As where its leader changes."""
+    flink = flink_of(a=["RUNNING", "RUNNING", "FINISHED"])
+    flink.away = (1, 2, 5)
+    job = flink.job()
+    flink.names, names = {}, flink.names
+    monkeypatch.setattr(job, "_missing", lambda _seconds: flink.names.update(names) or "")
+    job.wait_until_finish()
+    assert flink.asked == ["GET /jobs/overview"] * 5 + ["GET /jobs/a"] * 3
+    flink.jobs["a"], flink.away = ["RUNNING"], range(len(flink.asked) + 1, 100)
+    monkeypatch.setattr("pipeline.launch.flink._UNREACHABLE_SECONDS", 0.5)
+    with pytest.raises(RuntimeError, match=r"Flink is out of reach: 503 .*; the same command does the rest"):
+        job.wait_until_finish()
+
+
+def test_a_job_that_flink_never_has_is_one_line(flink_of, monkeypatch):
+    monkeypatch.setattr("pipeline.launch.flink._MISSING_SECONDS", 0.0)
+    with pytest.raises(RunnerError, match="Flink has no job detect within 0 s after it was submitted"):
+        flink_of().job().wait_until_finish()
 
 
 @pytest.mark.parametrize(
