@@ -28,6 +28,7 @@ from pipeline.storage.listing import files_of
 REPORT_SECONDS = 3.0
 _TOUCH_SECONDS = 3600.0  # a folder of unfinished files in which nothing changes for a day counts as abandoned
 _BEGIN_SECONDS = 900.0  # a worker that replaces a lost one much later may find that the launcher of a stream has left
+_LOST_SECONDS = 20.0  # a report of a worker that reads messages changes more often
 _REPORTS = "figures"
 
 
@@ -145,6 +146,7 @@ class WorkerReports:
         self._samples, self._streaming = samples, streaming
         self._looked = float("-inf")
         self._reports: list[JobStats] = []
+        self._changed: dict[str, tuple[str, float]] = {}  # the generation of each report, and when it was first seen
         self._over = False
         make_folder(self._folder)
 
@@ -190,8 +192,17 @@ class WorkerReports:
         return stats
 
     def _look(self) -> list[JobStats]:
-        reports = (read_checked(file.path, functools.partial(unpack, JobStats)) for file in files_of(self._folder))
-        return [report for report in reports if report]
+        """The reports that there are; that of a lost worker stays, but its last message has no age any more."""
+        now, reports = time.monotonic(), []
+        for file in files_of(self._folder):
+            if report := read_checked(file.path, functools.partial(unpack, JobStats)):
+                generation, since = self._changed.get(file.path, ("", now))
+                since = since if file.generation == generation else now
+                self._changed[file.path] = file.generation, since
+                if now - since >= _LOST_SECONDS:
+                    report.backlog_age_ms = 0.0
+                reports.append(report)
+        return reports
 
 
 def _counted(reports: Iterable[JobStats]) -> int:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ from pipeline.stats.canary import CanaryStats
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import ProcessState
 from pipeline.stats.worker_reports import StatsReporter, WorkerContext, WorkerReports
+from tests.clock import Clock
 from tests.conftest import REPO
 from tests.processes import running, wait_until
 
@@ -70,6 +72,22 @@ def test_what_was_seen_a_moment_ago_is_not_looked_up_again(staging):
     reporter.flush()
     assert seen.now() == JobStats(read=1)
     assert WorkerReports(staging).now() == JobStats(read=2)
+
+
+def test_a_worker_that_was_lost_while_messages_waited_leaves_no_age_of_the_backlog(staging, monkeypatch):
+    """Its last report stays, so the launcher would show the age for ever, and an alert would go on."""
+    monkeypatch.setattr(worker_reports, "REPORT_SECONDS", 0.0)
+    clock = Clock()
+    monkeypatch.setattr(worker_reports, "time", SimpleNamespace(monotonic=clock))
+    seen, lost, other = WorkerReports(staging), JobStats(read=1, backlog_age_ms=9e5), JobStats(read=1, backlog_age_ms=2e3)
+    StatsReporter(staging, lost.copy).flush()
+    reporter = StatsReporter(staging, other.copy)
+    for seconds, age_ms in ((0.0, 9e5), (15.0, 9e5), (15.0, 2e3)):
+        clock.now += seconds
+        other.read += 1
+        reporter.flush()
+        assert seen.now().backlog_age_ms == age_ms
+    assert seen.now().read == 1 + other.read
 
 
 def test_at_the_end_it_hears_what_is_told_meanwhile(staging, monkeypatch):
