@@ -48,19 +48,20 @@ def images_of_video(
       `<file>#t=<seconds>`, the first millisecond that shows it; its generation is that of the file.
     """
     path, wanted_ms = video_frame(video.uri) or (video.uri, None)
-    generation = ""
+    failed = video
     try:
         with storage_failures(path):
             generation = retried(store_of(path).look_up, retry_seconds)(path).generation
+        failed = dataclasses.replace(video, generation=generation)
         with open_file(path, retry_seconds, generation) as file, _opened(file, path, max_megapixels * 1e6) as container:
             asked = time.monotonic()
             for ms, frame in _selected(container, path, fps, wanted_ms):
                 content = _as_jpeg(frame)
                 ref = ImageRef(f"{path}#t={ms / 1000:.3f}", generation, len(content), extra=video.extra)
                 yield EncodedImage(ref, content, time.monotonic() - asked, time.time())
-                asked = time.monotonic()
+                asked, failed = time.monotonic(), video  # a generation would make all of it done, also frames without a row
     except ImageError as err:
-        yield err.dead_letter(dataclasses.replace(video, generation=generation))
+        yield err.dead_letter(failed)
 
 
 @contextlib.contextmanager

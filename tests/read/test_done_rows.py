@@ -8,11 +8,14 @@ from pipeline.config import ReadConfig
 from pipeline.read import done_rows
 from pipeline.read.done_rows import DoneRows
 from pipeline.read.read_images import ReadImages
+from pipeline.read.videos import images_of_video
+from pipeline.records import ImageRef
 from pipeline.results.completion import RowVersion, row_key
 from pipeline.stats.job_stats import merge_stats
 from pipeline.storage.files import write_file
 from pipeline.storage.stores import generation_of
 from tests.read.running import run
+from tests.read.test_videos import write_video
 from tests.shard_rows import VERSION, detected, failed, write_rows
 from tests.tfrecord_files import example, write
 
@@ -99,6 +102,21 @@ def test_images_in_tfrecord_files_are_left_out_by_their_content(tmp_path):
     (one,) = [image.ref for image in everything if image.ref.uri == "one"]
     write_rows(output, [detected("one", one.generation), detected("two", "of other content")])
     assert read(inputs, output) == (["two"], 2, 1, 1)
+
+
+def test_a_video_that_is_damaged_behind_some_frames_is_not_done_with_its_dead_letter(tmp_path):
+    """They may have no rows: the job was killed between two shards, or `fps` was less."""
+    path, output = write_video(tmp_path / "in" / "a.mkv"), f"{tmp_path}/out"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    frame, letter = images_of_video(ImageRef(str(path)), 1.0, 1.0)
+    write_rows(output, [], [letter])
+    assert letter.reason == "broken_file" and read([str(path)], output) == (["a.mkv#t=0.000"], 2, 0, 0)
+    write_rows(output, [detected(frame.ref.uri, frame.ref.generation)])
+    assert read([str(path)], output)[0] == []
+    path.write_bytes(b"nothing of a video")
+    (letter,) = images_of_video(ImageRef(str(path)), 1.0, 1.0)
+    write_rows(output, [], [letter])
+    assert read([str(path)], output) == ([], 1, 1, 1)
 
 
 def test_shards_that_cannot_hold_wanted_rows_are_not_read(tmp_path):
