@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pipeline.secrets import masked_text
 
 DONE, FAILED, WRONG, BUSY = 0, 1, 2, 3  # exit codes
+_STOPPED = 128 + signal.SIGINT
 
 
 class UserError(Exception):
@@ -71,21 +72,33 @@ def run_command(work: Callable[[], int], failed: str, stopped: str = "stopped", 
     Returns:
       The exit code: that of the error's class, or 130 if the work was stopped.
     """
-    before = signal.getsignal(signal.SIGTERM)
+    stops: list[int] = []
+
+    def stop(number: int, _frame: object) -> None:
+        stops.append(number)
+        raise KeyboardInterrupt
+
+    code, line = _STOPPED, ""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, stop)
+        if before[signal.SIGINT] is signal.default_int_handler:  # a shell's background job ignores it
+            signal.signal(signal.SIGINT, stop)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         return work()
     except KeyboardInterrupt:
-        print(stopped, file=sys.stderr)
-        return 128 + signal.SIGINT
+        pass
     except UserError as err:
         code, line = err.exit_code, str(err)
     except Exception as err:  # whatever storage says, the user gets one line
         logging.getLogger(__name__).info(failed, exc_info=err)
         code, line = failed_code, f"{failed}: {' '.join(str(err).split())[:500]}"
     finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)  # None: set by another language than Python
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)  # None: set by another language than Python
+    if stops or code == _STOPPED:  # modules in C replace a KeyboardInterrupt by errors of their own, such as pandas at its import
+        print(stopped, file=sys.stderr)
+        return _STOPPED
     from models.progress import printable
 
     print(f"error: {printable(masked_text(line))}", file=sys.stderr)

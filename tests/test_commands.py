@@ -1,11 +1,15 @@
 """One command with a verb for each purpose, whose flags a shell completes."""
 
+import contextlib
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from pipeline.__main__ import VERBS, main
+from pipeline.errors import run_command
+from pipeline.launch.finalize import stopped_by_signals
 from tests.fixtures import REPO
 
 
@@ -70,3 +74,22 @@ def test_a_reader_that_ends_early_gets_no_traceback():
         doctor.stdout.close()
         assert doctor.stderr.read() == ""
     assert doctor.returncode == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("is_job", [False, True])
+def test_a_command_is_stopped_by_a_signal_also_where_a_module_in_c_makes_another_error_of_it(number, is_job, capsys):
+    """The import of pandas does: "partially initialized module 'pandas' has no attribute 'core'"."""
+
+    def work():
+        with stopped_by_signals() if is_job else contextlib.nullcontext():
+            try:
+                signal.raise_signal(number)
+            except KeyboardInterrupt:
+                raise AttributeError("of pandas") from None
+        return 0
+
+    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
+    assert run_command(work, "the export failed") == 128 + signal.SIGINT
+    assert capsys.readouterr().err == "stopped\n"
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before

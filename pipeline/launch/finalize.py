@@ -163,10 +163,10 @@ def failed(err: Exception) -> NoReturn:
       KeyboardInterrupt: The job was stopped.
       RuntimeError: It failed for another reason, which the message has in one line.
     """
+    if PROCESS.stopped or last_line(err).startswith("KeyboardInterrupt"):
+        raise KeyboardInterrupt from err
     if isinstance(err, UserError):
         raise err
-    if last_line(err).startswith("KeyboardInterrupt"):
-        raise KeyboardInterrupt from err
     found = re.findall(r"^pipeline\.errors\.(\w+): (.*?)(?: \[while running .*)?$", str(err), re.MULTILINE)
     for name, message in found[-1:]:
         raise getattr(errors, name, UserError)(message) from err
