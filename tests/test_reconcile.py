@@ -85,6 +85,17 @@ def test_a_manifest_has_its_name_only_when_all_is_told(folder, capsys):
     assert sorted(path.name for path in folder.iterdir()) == ["in", "list.txt", "loop.txt"]
 
 
+def test_on_cloud_storage(gcs_bucket, capsys):
+    for name in ("a", "b"):
+        gcs_bucket.blob(f"raw/2026/11/20/{name}.png").upload_from_string(b"x")
+    output, uri = f"gs://{gcs_bucket.name}/out", f"gs://{gcs_bucket.name}/raw/2026/11/20/a.png"
+    generation = str(gcs_bucket.get_blob("raw/2026/11/20/a.png").generation)
+    write_rows(output, [detected(uri, generation)])
+    assert main(["--input", f"gs://{gcs_bucket.name}/raw/**", "--output", output]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == ["          2 listed", "          1 done"]
+
+
 def test_a_reconciliation_that_takes_long_shows_how_far_it_is(folder, capsys, monkeypatch):
     monkeypatch.setattr(progress, "_DELAY_SECONDS", 0)
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0)
