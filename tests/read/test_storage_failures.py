@@ -290,14 +290,17 @@ def test_a_store_that_answers_nobody_is_waited_for_in_a_stream(storage):
 
 
 def test_a_stream_that_is_stopped_while_its_store_is_away_skips_the_image_and_holds_its_message(dead_storage):
-    """It is no dead letter: its message comes again, to the next run."""
+    """It is no dead letter: its message comes again, to the next run. While it waits, the watchdog sees progress."""
+    steps = PROCESS.parts["read"].steps
+    PROCESS.failing.pop("storage", None)
     with PROCESS.counting() as stats, opened(RunSettings("a run")) as stream, ThreadPoolExecutor() as pool:
         stream.subscriber._ack_ids["m"] = "ack"
         reading = pool.submit(read_all, ReadRequested(stream.settings), [ImageRef("gs://b/a.jpg", message_id="m")])
         wait_until(lambda: "storage" in PROCESS.failing)
+        progressed = PROCESS.parts["read"].steps > steps
         stream.threads.stop.set()
         assert reading.result() == []
-        assert (stats.failed, stats.skipped, stream.subscriber._holds["m"]) == (0, 1, 1)
+        assert (stats.failed, stats.skipped, stream.subscriber._holds["m"], progressed) == (0, 1, 1, True)
 
 
 def test_reads_end_when_the_bundle_around_them_does(dead_storage):

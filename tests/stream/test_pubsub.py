@@ -5,6 +5,7 @@ import time
 import pytest
 from google.api_core import exceptions
 
+from pipeline.stats.process import PROCESS
 from pipeline.stream import clients
 from pipeline.stream.clients import Publishing
 from pipeline.stream.messages import Message
@@ -144,9 +145,10 @@ def test_messages_are_published_after_an_outage_that_is_longer_than_the_client_t
     monkeypatch.setenv("PUBSUB_EMULATOR_HOST", proxy.host)
     monkeypatch.setattr(clients, "_RETRY_SECONDS", 0.1)
     proxy.cut()
-    publishing = Publishing()
+    publishing, steps = Publishing(), PROCESS.parts["publish"].steps
     publishing.send(topic, Message(b"x"))
     assert isinstance(publishing._open[0][1].exception(), exceptions.RetryError)
+    assert PROCESS.parts["publish"].steps > steps, "so the watchdog waits, too"
     proxy.mend()
     publishing.wait()
     assert [message.data for message in pubsub_emulator.take(subscription, 1)] == [b"x"]
