@@ -174,7 +174,8 @@ def location_of(pattern: str) -> Location:
     scheme = pattern[: pattern.index("://") + 3] if "://" in pattern else ""
     if scheme and scheme not in LISTED:
         message = (
-            "expected files on this machine, gs://bucket/name, s3://bucket/name or abfs://container/name; copy the images first"
+            "expected files on this machine, gs://bucket/name, s3://bucket/name or abfs://container/name; "
+            "copy the images there first, or record the live stream"
         )
         raise InputError(f"input {pattern}: cannot be listed: {message}")
     if scheme and pattern.count("/") == 2:
