@@ -22,7 +22,7 @@ from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, 
 from pipeline.stats.job_stats import JobStats
 from tests.feed.feeding import feeders
 from tests.processes import wait_until
-from tests.tiny_models import bright_box, save_model
+from tests.tiny_models import bright_box, detected, save_model
 
 CPU = DetectConfig(batch_sizes=(1, 2, 4), concurrent_batches=2)
 BOX = (160, 60, 480, 300)
@@ -216,6 +216,21 @@ def test_requests_of_the_warm_up_file_are_run(tmp_path, picky_model, request_of,
     assert "fails on a request of its warm-up file: " in str(caught.value)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.matrix
+def test_batches_for_which_tensorflow_has_no_memory_are_not_used_again(tmp_path):
+    """A batch of more than two images wants 2**52 bytes or more; TensorFlow tries for ten seconds before it gives up."""
+
+    def predict(images):
+        many = tf.cast(tf.maximum(tf.shape(images)[0] - 2, 0), tf.int64) * 2**50
+        hoard = tf.reduce_sum(tf.fill([many], tf.cast(images[0, 0, 0, 0], tf.float32)))
+        return {"boxes": bright_box(images)[:, None], "scores": tf.ones([tf.shape(images)[0], 1]) + hoard}
+
+    folder = save_model(tmp_path / "model", predict, tf.TensorSpec((None, 96, 128, 3), tf.uint8, "images"))
+    results, detector = detected(folder, [bright(str(n)) for n in range(8)], dataclasses.replace(CPU, batch_sizes=(1, 2, 4, 8)))
+    assert detector.batch_sizes == (1, 2)
+    assert [len(result.detections) for result in results] == [1] * 8
 
 
 def test_a_model_that_fails_on_a_blank_image_is_one_clear_error(tmp_path):
