@@ -165,6 +165,13 @@ def test_a_config_that_does_not_fit_the_model_is_one_clear_error(plain_model, co
 IMAGES = Tensor((None, 96, 128, 3), "uint8")
 
 
+def test_a_model_of_any_size_takes_images_at_their_own_unless_the_config_gives_one():
+    tensors = {"images": Tensor((None, None, None, 3), "uint8")}, {"boxes": Tensor((None, 1, 4), "float32")}
+    signature = Signature(tensors[0], {**tensors[1], "scores": Tensor((None, 1), "float32")}, dict)
+    found = [describe(signature, None, ModelConfig(path="m", input_hw=hw), "m", CPU) for hw in (None, (96, 128))]
+    assert [one.resize for one in found] == ["none", "stretch"] and found[1].input_hw == (96, 128)
+
+
 @pytest.mark.parametrize(
     ("inputs", "config", "message"),
     [
