@@ -80,6 +80,7 @@ def test_a_reader_that_ends_early_gets_no_traceback():
 @pytest.mark.parametrize("is_job", [False, True])
 def test_a_command_is_stopped_by_a_signal_also_where_a_module_in_c_makes_another_error_of_it(number, is_job, capsys):
     """The import of pandas does: "partially initialized module 'pandas' has no attribute 'core'"."""
+    outer = signal.getsignal(signal.SIGINT)  # ignored where the tests are a shell's background job
 
     def work():
         with stopped_by_signals() if is_job else contextlib.nullcontext():
@@ -89,7 +90,11 @@ def test_a_command_is_stopped_by_a_signal_also_where_a_module_in_c_makes_another
                 raise AttributeError("of pandas") from None
         return 0
 
-    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
-    assert run_command(work, "the export failed") == 128 + signal.SIGINT
-    assert capsys.readouterr().err == "stopped\n"
-    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before
+    before = [signal.getsignal(signal.SIGTERM), signal.default_int_handler]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert run_command(work, "the export failed") == 128 + signal.SIGINT
+        assert capsys.readouterr().err == "stopped\n"
+        assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before
+    finally:
+        signal.signal(signal.SIGINT, outer)
