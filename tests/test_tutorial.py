@@ -66,5 +66,5 @@ def test_the_commands_lead_from_photos_with_labels_to_which_model_is_better(tmp_
         said += done.stdout.splitlines()
     shown = [line for line in COMMANDS if line.startswith(("AP at IoU", "at confidence", "not shown to differ"))]
     assert len(shown) == 4 and {*shown} <= {*said}, "the figures of the page are those of the commands"
-    page = (tmp_path / "nano.html").read_text(encoding="utf-8")
+    page = (tmp_path / "nano.html").read_text(encoding="utf-8").replace("<wbr>", "")  # places at which a long name may break
     assert "<b>out-nano/</b> beside the labels of <b>coco128/labels/train2017</b>" in page and "data:image/jpeg;base64," in page
