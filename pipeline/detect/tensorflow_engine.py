@@ -20,7 +20,8 @@ from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel, Out
 from pipeline.detect.families import read_notes
 from pipeline.detect.golden import read_requests
 from pipeline.detect.model_arrays import Arrays, Signature, Tensor, feed_of, most_boxes, split_metadata, split_outputs
-from pipeline.detect.tensorflow_setup import configure_tensorflow, freeze
+from pipeline.detect.tensorflow_internals import freeze
+from pipeline.detect.tensorflow_setup import configure_tensorflow
 from pipeline.detect.versions import first_line
 from pipeline.errors import ModelError
 

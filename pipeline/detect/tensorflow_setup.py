@@ -1,16 +1,10 @@
-"""TensorFlow in this process: import, threads, device, memory. The settings of the first model hold for the life of the process.
-
-All private functions of TensorFlow that this project calls are here, each with the reason why no public one does. Checked with
-TensorFlow 2.20 and 2.21. `tests/detect/test_tensorflow_setup.py` has a test for each; after an upgrade the test of the broken one
-fails by name. docs/design.md has their gains.
-"""
+"""TensorFlow in this process: import, threads, device, memory. The first model's settings hold for the life of the process."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import functools
-import importlib.util
 import itertools
 import os
 import subprocess
@@ -22,6 +16,7 @@ from models.quiet import gc_paused, quiet_stderr
 from pipeline.config import DetectConfig
 from pipeline.detect.engine import concurrent_batches_of
 from pipeline.detect.process_memory import freeze_gc
+from pipeline.detect.tensorflow_internals import import_without_keras
 from pipeline.errors import ModelError
 from pipeline.limits import available_cpus, resident_bytes
 
@@ -124,35 +119,3 @@ def take_gpu(gpus: int) -> int:
     except OSError:  # the temporary folder does not support locks
         pass
     return 0
-
-
-def import_without_keras() -> Any:
-    """Imports TensorFlow without Keras, which `tf.keras` and `tensorflow.keras` import at their first use.
-
-    No public way: TensorFlow imports Keras at once, for those who load a SavedModel with an optimizer, and Keras imports
-    scikit-learn and Matplotlib where it finds them.
-    """
-    if {"tensorflow", "keras"} & sys.modules.keys():
-        import tensorflow as tf
-
-        return tf
-    keras = importlib.util.find_spec("keras")
-    sys.modules["keras"] = None  # type: ignore[assignment]  # so that its import fails
-    try:
-        import tensorflow as tf
-    finally:
-        del sys.modules["keras"]
-    there = [os.path.dirname(keras.origin)] if keras and keras.origin else []
-    ours = [folder for folder in tf.__path__ if folder]  # TensorFlow has put None where it looked for Keras
-    tf.__path__ = [f"{folder}/{part}" for folder in there for part in ("api/_v2", "_tf_keras")] + ours
-    return tf
-
-
-def freeze(function: Any) -> Any:
-    """Makes constants of a `ConcreteFunction`'s variables; TensorFlow folds only constants, and OpenVINO reads only them.
-
-    No public way: `tf.lite` converts to another format, and `tf.compat.v1.graph_util` needs a session with variables.
-    """
-    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
-
-    return convert_variables_to_constants_v2(function, lower_control_flow=False)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.detect.tensorflow_setup import freeze
+from pipeline.detect.tensorflow_internals import freeze
 from tests.conftest import REPO
 
 # two GPUs that are not there: what TensorFlow is told of them is written down
@@ -135,7 +135,7 @@ def test_no_other_module_of_the_pipeline_uses_private_parts_of_tensorflow():
     """An upgrade breaks one module."""
     private = re.compile(r"tensorflow\.python")
     users = {path.name for path in (REPO / "pipeline").rglob("*.py") if private.search(path.read_text(encoding="utf-8"))}
-    assert users == {"tensorflow_setup.py"}
+    assert users == {"tensorflow_internals.py"}
 
 
 IMPORTED = """
