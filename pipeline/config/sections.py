@@ -203,6 +203,11 @@ class ReadConfig:
         1.0, "frames of a video that are read for each second of it; needs the extra video"
     )
 
+    @property
+    def max_file_bytes(self) -> int:
+        """Bytes of the largest file that is read."""
+        return int(self.max_file_mb * 1e6)
+
 
 @dataclass(frozen=True, config=_STRICT)
 class WriteConfig:

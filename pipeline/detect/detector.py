@@ -284,7 +284,7 @@ def _open(feeder: Feeder, model: LoadedModel, detect: DetectConfig, read: ReadCo
     limits = Limits(
         max_pixels=detect.max_megapixels * 1e6,
         scaled_decode=detect.scaled_decode,
-        max_file_bytes=int(read.max_file_mb * 1e6),
+        max_file_bytes=read.max_file_bytes,
         read_threads=-(-read.read_threads // feeder.processes),
         read_ahead_bytes=MEMORY.budget(_READ_AHEAD_BYTES) / feeder.processes,
         memory_bytes=MEMORY.limit_bytes,

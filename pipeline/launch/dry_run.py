@@ -74,7 +74,6 @@ def model_lines(detector: Detector, config: Config) -> Iterator[str]:
 
 def first_images(uris: Iterable[str], config: Config) -> Iterator[EncodedImage | DeadLetter]:
     """A few images to try, each read when the caller takes it; images before containers."""
-    max_bytes = int(config.read.max_file_mb * 1e6)
     named = sorted((uri for uri in uris if not are_letters(uri)), key=is_container)
     for ref in map(ImageRef.of_uri, named[:_TRIED]):
         if is_container(ref.uri):
@@ -82,7 +81,7 @@ def first_images(uris: Iterable[str], config: Config) -> Iterator[EncodedImage |
             yield from itertools.islice((image for image in found if not isinstance(image, str)), _TRIED)
             continue
         try:
-            yield EncodedImage(ref, fetch(ref, max_bytes)[0])
+            yield EncodedImage(ref, fetch(ref, config.read.max_file_bytes)[0])
         except ImageError as err:
             yield err.dead_letter(ref)
 

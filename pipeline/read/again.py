@@ -19,7 +19,7 @@ from pipeline.read.videos import images_of_video
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from pipeline.storage.web import without_query
 
-_MAX_BYTES = int(ReadConfig().max_file_mb * 1e6)
+_MAX_BYTES = ReadConfig().max_file_bytes
 _RETRY_SECONDS = 10.0  # a person waits
 
 Read = Callable[[], bytes]

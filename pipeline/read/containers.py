@@ -23,7 +23,7 @@ def images_in(
 ) -> Iterator[EncodedImage | DeadLetter | str]:
     """The images of a container or of a part of it, and the names of members that are none; see `images_of_archive`."""
     if archive_member(container.uri):
-        return images_of_archive(container, int(read.max_file_mb * 1e6), retry_seconds)
+        return images_of_archive(container, read.max_file_bytes, retry_seconds)
     if video_frame(container.uri):
         return images_of_video(container, read.fps, max_megapixels, retry_seconds)
-    return images_of_file(container, int(read.max_file_mb * 1e6), retry_seconds)
+    return images_of_file(container, read.max_file_bytes, retry_seconds)

@@ -86,4 +86,4 @@ class ReadAhead(beam.DoFn):
         self._begun.clear()
 
     def _read(self, read: Read) -> EncodedImage | DeadLetter:
-        return read_image(read, int(self._settings.max_file_mb * 1e6), self._breaker)
+        return read_image(read, self._settings.max_file_bytes, self._breaker)
