@@ -18,7 +18,6 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.window import GlobalWindow
 from google.api_core import exceptions
 from google.auth import exceptions as auth
-from google.cloud.storage.exceptions import DataCorruption
 
 from pipeline.config import Config, ReadConfig
 from pipeline.errors import StorageAwayError
@@ -62,7 +61,7 @@ class Storage(http.server.ThreadingHTTPServer):
     def __init__(self, script):
         super().__init__(("127.0.0.1", 0), StorageHandler)
         self.script = list(script)
-        self.broken = ""
+        self.broken = None
         self.requests = 0
 
 
@@ -73,25 +72,22 @@ class StorageHandler(http.server.BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        if "/o/" in self.path:
-            self.answer_object()
-        else:
+        if "/o/" not in self.path:
             self.answer(404, b"{}")  # the client looks at the bucket on a thread of its own
-
-    def answer_object(self):
+            return
         self.server.requests += 1
         failure = self.server.script.pop(0) if self.server.script else 200
-        failure = 503 if self.server.broken and self.server.broken in self.path else failure
+        if self.server.broken and self.server.broken in self.path:
+            failure = 503
+        self.close_connection = failure in ("reset", "cut")
         if failure == "reset":
-            self.close_connection = True
             self.connection.close()
         elif failure == "cut":
             self.answer(200, CONTENT[:5], length=len(CONTENT))
-            self.close_connection = True
         elif failure == "corrupt":
             self.answer(200, CONTENT[::-1])
         elif failure != 200:
-            self.answer(failure, json.dumps({"error": {"message": "as the script says"}}).encode())
+            self.answer(failure, b"{}")
         elif "alt=media" in self.path:
             self.answer(200, CONTENT)
         else:
@@ -144,19 +140,10 @@ def test_what_passes_by_itself_is_tried_again(storage, failure, listed):
     ("failure", "reason"), [(400, "unreadable"), (401, "storage_unavailable"), (403, "permission_denied"), (404, "not_found")]
 )
 def test_what_does_not_pass_is_not_tried_again(storage, failure, reason):
-    server = storage(*[failure] * 9)
+    server = storage(failure)
     with pytest.raises(ImageError) as caught:
         fetch(ImageRef("gs://b/a.jpg"), LIMIT, retry_seconds=30)
     assert (caught.value.reason, server.requests) == (reason, 1)
-
-
-def test_storage_that_fails_for_too_long_is_a_reason_of_its_own(dead_storage):
-    failures = []
-    with pytest.raises(StorageUnavailableError) as caught:
-        fetch(ImageRef("gs://b/a.jpg"), LIMIT, retry_seconds=0.3, on_failure=failures.append)
-    assert (caught.value.stage, caught.value.reason) == ("read", "storage_unavailable")
-    assert str(caught.value).startswith("gs://b/a.jpg cannot be read now") and "\n" not in str(caught.value)
-    assert failures
 
 
 def test_an_object_larger_than_it_was_listed_comes_whole(storage):
@@ -173,28 +160,20 @@ def test_an_object_larger_than_it_was_listed_comes_whole(storage):
     ("err", "passing", "reason"),
     [
         (exceptions.RetryError("60 s", exceptions.ServiceUnavailable("down")), True, "storage_unavailable"),
-        (exceptions.TooManyRequests("slow down"), True, "storage_unavailable"),
-        (exceptions.InternalServerError("oops"), True, "storage_unavailable"),
-        (exceptions.BadRequest("no"), False, "unreadable"),
         (auth.TransportError("no route"), True, "storage_unavailable"),
         (auth.RefreshError("try later", retryable=True), True, "storage_unavailable"),
         (auth.RefreshError("revoked"), False, "storage_unavailable"),
         (auth.DefaultCredentialsError("none found"), False, "storage_unavailable"),
-        (requests.ConnectionError("refused"), True, "storage_unavailable"),
         (requests.Timeout("60 s"), True, "storage_unavailable"),
         (requests.exceptions.ChunkedEncodingError("cut"), True, "storage_unavailable"),
         (requests.exceptions.InvalidURL("no host"), False, "unreadable"),
         (urllib3.exceptions.ProtocolError("cut"), True, "storage_unavailable"),
         (http.client.IncompleteRead(b"half"), True, "storage_unavailable"),
-        (DataCorruption(None, "checksum"), True, "storage_unavailable"),
-        (ConnectionResetError("reset"), True, "storage_unavailable"),
         (TimeoutError("slow"), True, "storage_unavailable"),
         (OSError(errno.EMFILE, "too many open files"), True, "storage_unavailable"),
         (OSError(errno.ESTALE, "stale file handle"), True, "storage_unavailable"),
         (OSError(errno.EIO, "input/output error"), False, "unreadable"),
-        (ValueError("no such path"), False, "unreadable"),
         (RuntimeError("a client that we do not know"), False, "unreadable"),
-        (FileNotFoundError("gone"), False, "not_found"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )

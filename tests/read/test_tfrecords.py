@@ -39,25 +39,10 @@ def starts_of(content):
 
 
 def test_tfrecord_shards_are_told_by_their_name():
-    yes = [
-        "a.tfrecord",
-        "gs://b/a.tfrecords",
-        "a.tfrecord-00000-of-00010",
-        "a.tfrecord*",
-        "a.TFRecord.gz",
-        "a.record",
-        "a.records",
-    ]
-    yes += ["gs://b/a.record-00000-of-00010", "a.record-?????-of-00010", "a.tfrecord-00000-of-00010.gz", "a.tfrecord.gz@12-"]
+    yes = ["a.tfrecord", "gs://b/a.tfrecords", "a.TFRecord.gz", "a.record", "a.records", "a.tfrecord*", "a.record-?????-of-00010"]
+    yes += ["gs://b/a.record-00000-of-00010", "a.tfrecord-00000-of-00010.gz", "a.tfrecord.gz@12-"]
     no = ["tfrecord/a.jpg", "a.tfrecord/a.jpg", "a.jpg", "a.tfrecord.jpg", "a.record-1.jpg", "record", "a.recording"]
     assert [name for name in (*yes, *no) if record_range(name)] == yes
-
-
-@pytest.mark.parametrize("count", [0, 1, 5])
-@pytest.mark.parametrize("options", [None, "GZIP"])
-def test_each_record_is_an_image_also_when_it_is_gzipped_under_any_name(tmp_path, count, options):
-    path = write(tmp_path / "a.tfrecord", *numbered(count), options=options)
-    assert images(path) == [(b"%d" % n, f"id-{n}") for n in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -71,9 +56,7 @@ def test_each_record_is_an_image_also_when_it_is_gzipped_under_any_name(tmp_path
         pytest.param({"image_encoded": b"", "image_source_id": b"id"}, (b"", "id"), id="empty, which decoding refuses"),
         pytest.param({"image_encoded": ()}, "no_image", id="no value"),
         pytest.param({"image_source_id": b"id"}, ("no_image", "id"), id="no such key"),
-        pytest.param({}, "no_image", id="no key at all"),
         pytest.param({"image_encoded": 5}, "no_image", id="a number"),
-        pytest.param({"image_encoded": 0.5}, "no_image", id="a float"),
     ],
 )
 def test_what_an_example_holds_is_an_image_or_one_dead_letter(tmp_path, record, found):
@@ -119,15 +102,14 @@ def test_behind_a_damaged_length_the_rest_is_one_dead_letter_that_says_how_much(
     assert f"its last {len(content) - start} of {len(content)} bytes cannot be read" in rest.message
 
 
-@pytest.mark.parametrize("left", [1, 11, 12, 13, -5, -4, -1])
-def test_a_file_that_ends_within_a_record_loses_that_one(tmp_path, left):
+def test_a_file_that_ends_within_a_record_loses_that_one(tmp_path):
     """Wherever it was cut: within the length, the content, or the checksum."""
     path = write(tmp_path / "a.tfrecord", *numbered(2))
     content = path.read_bytes()
     start = starts_of(content)[1]
-    cut = start + left if left > 0 else len(content) + left
-    path.write_bytes(content[:cut])
-    assert images(path) == [(b"0", "id-0"), ("broken_file", f"{path}@{start}-")]
+    for end in range(start + 1, len(content)):
+        path.write_bytes(content[:end])
+        assert images(path) == [(b"0", "id-0"), ("broken_file", f"{path}@{start}-")]
 
 
 def test_a_gzipped_file_that_ends_too_early_loses_what_lies_behind(tmp_path):
@@ -140,12 +122,6 @@ def test_a_gzipped_file_that_ends_too_early_loses_what_lies_behind(tmp_path):
     lost_from = sum(16 + len(record) for record in records[: len(good)])
     assert (rest.reason, rest.ref.uri) == ("broken_file", f"{path}@{lost_from}-")
     assert "all that is gzipped behind it cannot be read" in rest.message
-
-
-@pytest.mark.parametrize("content", [b"\0" * 100, b"\xff\xd8\xff\xe0" + bytes(50), b"short"], ids=["zeros", "a JPEG", "short"])
-def test_a_file_that_is_no_tfrecord_is_one_dead_letter(tmp_path, content):
-    (tmp_path / "a.record").write_bytes(content)
-    assert images(tmp_path / "a.record") == [("broken_file", f"{tmp_path}/a.record@0-")]
 
 
 def test_a_record_above_the_limit_is_passed_over_without_taking_its_bytes(tmp_path):
@@ -168,24 +144,24 @@ def _masked(content):
 
 
 @pytest.mark.parametrize("options", [None, "GZIP"])
-def test_a_dead_letters_range_reads_the_same_records_again_once_they_are_mended(tmp_path, options):
+def test_each_record_is_an_image_and_a_range_reads_some_of_them_also_of_a_gzipped_file_under_any_name(tmp_path, options):
+    """The range is that of a dead letter whose records were mended."""
+    assert images(write(tmp_path / "none.tfrecord", options=options)) == []
     path = write(tmp_path / "a.tfrecord", *numbered(4), options=options)
+    assert images(path) == [(b"%d" % n, f"id-{n}") for n in range(4)]
     starts = starts_of(gzip.decompress(path.read_bytes()) if options else path.read_bytes())
     assert images(f"{path}@{starts[1]}-{starts[2]}") == [(b"1", "id-1")]
     assert images(f"{path}@{starts[2]}-") == [(b"2", "id-2"), (b"3", "id-3")]
 
 
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        pytest.param(lambda path: None, "not_found", id="missing"),
-        pytest.param(os.mkdir, "not_a_file", id="folder"),
-        pytest.param(os.mkfifo, "not_a_file", id="fifo without a writer"),
-    ],
-)
-def test_a_file_that_cannot_be_opened_is_one_dead_letter(tmp_path, make, reason):
-    make(tmp_path / "a.tfrecord")
-    assert images(tmp_path / "a.tfrecord") == [(reason, f"{tmp_path}/a.tfrecord")]
+def test_a_file_that_is_no_tfrecord_or_cannot_be_opened_is_one_dead_letter(tmp_path):
+    path = tmp_path / "a.record"
+    for content in (bytes(100), b"\xff\xd8\xff\xe0" + bytes(50), b"short"):
+        path.write_bytes(content)
+        assert images(path) == [("broken_file", f"{path}@0-")]
+    path.unlink()
+    os.mkfifo(path)  # nobody writes into it
+    assert images(path) == [("not_a_file", f"{path}")]
 
 
 def test_a_file_is_read_record_by_record(tmp_path):
