@@ -33,7 +33,7 @@ from pipeline.read.manifests import is_manifest
 from pipeline.read.names import is_container
 from pipeline.records import DeadLetter, ImageRef, row_bytes
 from pipeline.results.completion import UNKNOWN, RowVersion
-from pipeline.results.layout import check_output
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, SUMMARY, check_output
 from pipeline.results.lock import locked
 from pipeline.results.newest import Wanted
 from pipeline.results.run import Run
@@ -41,7 +41,8 @@ from pipeline.stats.job_stats import JobStats
 from pipeline.stats.summary import RunFacts
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.cloud import GS
-from pipeline.storage.listing import MAX_PARALLEL, location_of
+from pipeline.storage.files import exists
+from pipeline.storage.listing import MAX_PARALLEL, files_of, location_of
 from pipeline.write.exports import export
 from pipeline.write.write_shards import read_stats
 
@@ -59,9 +60,17 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
         config = dataclasses.replace(_allowing_inputs(config), allow_empty=True, input=(), dates="")
     job = checked_job(config, beam_flags, command, started_at)
     FileSystems.set_options(job.options)
-    if not config.retry_dead:
+    if config.retry_dead:
+        _check_results(config.output)
+    else:
         check_inputs(config.patterns(), config.allow_empty)
     return dataclasses.replace(job, resolved_input=tuple(location_of(pattern).pattern for pattern in config.patterns()))
+
+
+def _check_results(output: str) -> None:
+    rows = (file for kind in (DEAD_LETTERS, DETECTIONS) for file in files_of(f"{output}/{kind}"))
+    if not (any(rows) or exists(f"{output}/{SUMMARY}")):
+        raise InputError(f"output {output}: expected the results folder of an earlier run, found no results in it")
 
 
 def _allowing_inputs(config: Config) -> Config:

@@ -181,10 +181,14 @@ def last_line(err: Exception) -> str:
 
 @contextlib.contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """While this lasts, SIGTERM and SIGINT stop the job by a KeyboardInterrupt; for what else it raises, see `failed`."""
+    """While this lasts, the first SIGTERM or SIGINT stops the job by a KeyboardInterrupt; the next ends the process.
+
+    For what else it raises, see `failed`.
+    """
 
     def stop() -> None:
         PROCESS.stopped = True
+        _next_signal_ends_the_process()  # a store that is away may keep the job for minutes
         raise KeyboardInterrupt
 
     with _signals_call(stop):
@@ -202,8 +206,7 @@ def finished_by_signals(end: Callable[[], None]) -> Iterator[None]:
 
     def stop() -> None:
         end()
-        for number in _SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
+        _next_signal_ends_the_process()
         write_unlocked("stopping: finishing in-flight images")
 
     with _signals_call(stop):
@@ -211,6 +214,11 @@ def finished_by_signals(end: Callable[[], None]) -> Iterator[None]:
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def _next_signal_ends_the_process() -> None:
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

@@ -79,7 +79,7 @@ class Job:
 
     def done(self, ready_at: float) -> RunFacts:
         """The facts of this job, which ends now."""
-        times = (self.started_at, ready_at, time.time())
+        times = (self.started_at, max(self.started_at, ready_at), time.time())  # an earlier job may have loaded the model
         return RunFacts(*times, self.command, self.settings, self.config.mode, self.config.model.path)
 
 

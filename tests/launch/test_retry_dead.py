@@ -87,8 +87,23 @@ def test_images_that_came_within_messages_are_tried_again_from_their_dead_letter
     assert detected(folder) == ["a.png", "inline:b.png", "inline:cam.png"]
 
 
-def test_where_nothing_failed_there_is_nothing_to_do(folder, job):
-    assert job("--retry-dead") == {"read": 0, "detected": 0, "dead": 0, "skipped": 0}
+def test_where_nothing_failed_there_is_nothing_to_do(folder, job, capsys):
+    write_bright_image(folder / "a.png", (64, 48), (10, 12, 30, 36))
+    job("--input", "a.png")
+    capsys.readouterr()
+    job("--retry-dead")
+    assert "0 images read: 0 detected" in capsys.readouterr().out
+
+
+def test_a_folder_without_results_is_refused(folder, bright_model, capsys):
+    """A wrong path would else say that nothing had failed, and become a results folder."""
+    (folder / "photos").mkdir()
+    (folder / "photos" / "a.png").write_bytes(b"")
+    before = sorted(folder.rglob("*"))
+    for output in ("photos", "missing"):
+        assert run.main(["--output", output, "--model", bright_model, "--retry-dead"]) == 2
+        assert f"{output}: expected the results folder of an earlier run, found no results in it\n" in capsys.readouterr().err
+    assert sorted(folder.rglob("*")) == before
 
 
 def test_a_dry_run_says_what_would_be_tried(folder, job, bright_model, capsys):

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,18 @@ def test_a_batch_that_is_stopped_ends_with_its_exit_code_when_nobody_reads_its_e
         end_tee()
         assert job.wait() == 128 + signal.SIGINT, printed.read_text()
     assert [len(rows_in(str(out), kind)) for kind in ("detections", "dead_letters")] == [4, 1]
+
+
+def test_a_second_signal_ends_a_batch_at_once():
+    """Also while its end waits for a store that is away."""
+    code = "import time\nfrom pipeline.launch.finalize import stopped_by_signals\nwith stopped_by_signals():\n"
+    code += "    try:\n        print('works', flush=True)\n        time.sleep(600)\n"
+    code += "    finally:\n        print('ends', flush=True)\n        time.sleep(600)\n"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as job:
+        for said in ("works\n", "ends\n"):
+            assert job.stdout.readline() == said
+            job.send_signal(signal.SIGTERM)
+        assert job.wait(timeout=60) == -signal.SIGTERM
 
 
 def test_a_stream_finishes_what_it_has_when_nobody_reads_its_errors(tmp_path, pubsub_emulator, bright_model, bright_png):
