@@ -1,9 +1,10 @@
 """The policy of docs/compatibility.md: what release 0.1.0 wrote is read, counts as done, and is merged with rows of this release.
 
 `tests/golden/results_0_1_0` is the results folder of a job with the bundled detector over four objects of an emulated bucket, two
-of which are damaged. Its files are never written anew.
+of which are damaged. Its files are never written anew; the summary lies here on one line.
 """
 
+import hashlib
 import json
 import shutil
 
@@ -33,8 +34,11 @@ SETTINGS = load_config([], {"model.path": "digits"}).as_dict()
 
 @pytest.fixture
 def results(tmp_path) -> str:
-    """A copy of the folder."""
-    return str(shutil.copytree(RELEASE, tmp_path / "out"))
+    """A copy of the folder, in which the summary has the bytes that 0.1.0 wrote."""
+    summary = shutil.copytree(RELEASE, tmp_path / "out") / "summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text("utf-8")), indent=2, ensure_ascii=False) + "\n", "utf-8")
+    assert hashlib.sha256(summary.read_bytes()).hexdigest() == "e94f7a0c920f12a4e4bf20d54f6af17dcae0fedf0247d552ec8c98ce7aeeb518"
+    return str(summary.parent)
 
 
 @pytest.mark.parametrize("kind", [DETECTIONS, DEAD_LETTERS])
