@@ -24,13 +24,8 @@ CORPUS = Path(__file__).parent / "corpus"
 MAX_PIXELS = 25e6
 _BYTES_PER_PIXEL = 16
 _EXPECTED_ENDS = {*REASONS["decode"], "pixels"} - {"too_much_work"}  # no damage makes a small image so
-_EDGES = (
-    *range(5),
-    *(2**n + m for n in (3, 4, 5, 6, 7, 8, 12, 14, 15, 16, 20, 24, 30, 31, 32) for m in (-1, 0, 1)),
-    300,
-    5000,
-    10**5,
-)
+_POWERS = [2**n for n in (3, 4, 5, 6, 7, 8, 12, 14, 15, 16, 20, 24, 30, 31, 32)]
+_EDGES = (*range(5), *(power + m for power in _POWERS for m in (-1, 0, 1)), 300, 5000, 10**5)
 _MOST_BYTES = 4 << 20
 
 
@@ -42,13 +37,7 @@ def make_case(seed: int, number: int) -> tuple[str, bytes]:
 
 
 def mutate(content: bytes, others: list[bytes], rng: random.Random) -> bytes:
-    """A changed image.
-
-    Args:
-      content: The image.
-      others: More of the same format, from which parts may come.
-      rng: Decides.
-    """
+    """A changed image, into which parts of others of the same format may come."""
     changed = bytearray(content)
     for _ in range(1 + int(rng.expovariate(0.5))):
         _change(changed, rng.choice(others), rng)
@@ -87,11 +76,7 @@ def problem(content: bytes, outcome: Outcome) -> str:
 
 
 def fuzz(seconds: float, seed: int) -> int:
-    """Runs cases for so long; prints what it did and found.
-
-    Returns:
-      The number of findings.
-    """
+    """Runs cases for so long; prints what it did and found, and returns how many it found."""
     ends: collections.Counter[tuple[str, str]] = collections.Counter()
     largest, found = 0.0, 0
     started, number = time.monotonic(), 0
@@ -113,14 +98,9 @@ def fuzz(seconds: float, seed: int) -> int:
     return found
 
 
-def main() -> None:
-    """The command line."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     args = parser.parse_args()
     sys.exit(1 if fuzz(60 * args.minutes, args.seed) else 0)
-
-
-if __name__ == "__main__":
-    main()

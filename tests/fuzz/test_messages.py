@@ -49,19 +49,11 @@ values = st.recursive(
     lambda part: st.lists(part, max_size=3) | st.dictionaries(st.text(characters, max_size=8), part, max_size=3),
     max_leaves=8,
 )
-entries = st.fixed_dictionaries(
-    {},
-    optional={"uri": texts | values, "bytes": inline | values, "name": texts | values, "generation": texts | values, "x": values},
-)
-requests = st.fixed_dictionaries(
-    {},
-    optional={
-        "request_id": texts | values,
-        "images": st.lists(entries | values, max_size=25) | values,
-        "uri": texts,
-        "bytes": inline,
-    },
-)
+named = texts | values
+an_entry = {"uri": named, "bytes": inline | values, "name": named, "generation": named, "x": values}
+entries = st.fixed_dictionaries({}, optional=an_entry)
+a_request = {"request_id": named, "images": st.lists(entries | values, max_size=25) | values, "uri": texts, "bytes": inline}
+requests = st.fixed_dictionaries({}, optional=a_request)
 of_letters = st.fixed_dictionaries(
     {"image": st.dictionaries(st.sampled_from(["uri", "generation"]), texts | values, max_size=2) | values},
     optional={
@@ -71,9 +63,8 @@ of_letters = st.fixed_dictionaries(
         "payload_base64": inline | values,
     },
 )
-_OF_REQUESTS = ("uri", "bytes", "content", "name", "generation", "request_id", "images", "...")
-_OF_ROWS = ("image", "stage", "reason", "message", "extra", "payload_base64", "model", "record")
-known = st.sampled_from([*_OF_REQUESTS, *_OF_ROWS])
+KEYS = "uri bytes content name generation request_id images ... image stage reason message extra payload_base64 model record"
+known = st.sampled_from(KEYS.split())
 anything = st.dictionaries(known, st.deferred(lambda: anything) | values, max_size=6)  # of any type under each key
 nested = st.tuples(st.sampled_from(['{"request_id": %s}', '{"images": ["gs://b/a", %s]}', "%s"]), st.integers(1, 1200)).map(
     lambda form: (form[0] % ("[" * form[1] + "]" * form[1])).encode()
@@ -83,13 +74,12 @@ moments = (
     | st.sampled_from(["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59.999999-23:59", "1969-12-31", "2026-W01", "24:00"])
     | unicode_texts
 )
+otherwise_encoded = st.tuples(requests.map(json.dumps), st.sampled_from(["utf-16", "utf-32", "utf-8-sig"]))
 contents = (
     st.binary(max_size=60)
     | st.binary(max_size=20).map(lambda rest: JPEG + rest)
     | (requests | of_letters | anything | values).map(lambda body: json.dumps(body).encode())
-    | st.tuples(requests, st.sampled_from(["utf-16", "utf-32", "utf-8-sig"])).map(
-        lambda pair: json.dumps(pair[0]).encode(pair[1])
-    )
+    | otherwise_encoded.map(lambda pair: pair[0].encode(pair[1]))
     | nested
 )
 attributes = st.fixed_dictionaries(
