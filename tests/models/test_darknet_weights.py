@@ -38,8 +38,6 @@ def test_a_negative_variance_makes_weights_that_are_no_numbers(tmp_path):
 
 HEADER = np.array([0, 2, 5, 0, 0], "<i4").tobytes()
 BODY = VALUES.astype("<f4").tobytes()
-
-
 EXPECTED = "expected 292 bytes (20 of header and the cfg's 68 float32 values), got"
 
 
@@ -47,12 +45,11 @@ EXPECTED = "expected 292 bytes (20 of header and the cfg's 68 float32 values), g
     ("content", "message"),
     [
         (b"", f"{EXPECTED} 0: too short, cut off or of another cfg"),
-        (HEADER + BODY[:-4], f"{EXPECTED} 288: too short, cut off or of another cfg"),
         (HEADER + BODY[:-1], f"{EXPECTED} 291: too short, cut off or of another cfg"),
         (HEADER + BODY + b"\0", f"{EXPECTED} 293: too long, of another cfg"),
         (b"<html>Quota exceeded</html>", "is a text file that begins '<html>Quota exceeded</html>', expected binary weights"),
     ],
-    ids=["empty", "a value short", "a byte short", "a byte long", "text"],
+    ids=["empty", "a byte short", "a byte long", "text"],
 )
 def test_another_file_is_refused_with_expected_and_actual_figures(tmp_path, content, message):
     path = tmp_path / "net.weights"

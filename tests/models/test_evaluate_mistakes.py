@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from models.evaluate.average_precision import better, interval, measure, resample
+from models.evaluate.average_precision import interval, measure, resample
 from models.evaluate.mistakes import CONFIDENCES, best_threshold, calibration, find_mistakes, threshold_curves, unsure_first
 from pipeline.evaluate import main
 from tests.models.test_evaluate import found, row, truth, write_lines
@@ -33,12 +33,7 @@ CASES = {
     "found twice": ([found(), found(box=(12, 10, 110, 110), confidence=0.7)], [(CAT, BOX)], [("false positive", 0.7)], (3, 0)),
     "wrong class": ([found("dog")], [(CAT, BOX)], [("wrong class", 0.9)], (0, 1)),
     "half beside it": ([found(box=(70, 10, 170, 110))], [(CAT, BOX)], [("poorly placed", 0.9)], (0, 3)),
-    "far beside it": (
-        [found(box=(105, 10, 205, 110))],
-        [(CAT, BOX)],
-        [("false positive", 0.9), ("miss", 1.0)],
-        (3, 0),
-    ),
+    "far beside it": ([found(box=(105, 10, 205, 110))], [(CAT, BOX)], [("false positive", 0.9), ("miss", 1.0)], (3, 0)),
     "the right class wins over the better box": (
         [found("dog", (10, 10, 110, 110), 0.9), found("cat", (10, 10, 110, 90), 0.6)],
         [(CAT, BOX)],
@@ -71,18 +66,15 @@ def test_each_object_and_each_detection_is_once_in_the_matrix(seed):
     classes = len(content["categories"])
     assert made.confusion[:-1].sum(axis=1).tolist() == np.bincount(made.objects.classes, minlength=classes).tolist()
     assert made.confusion[:, :-1].sum(axis=0).tolist() == np.bincount(made.detections.classes, minlength=classes).tolist()
-    assert made.confusion.sum() == made.confusion.trace() + len(made.mistakes) + sum(
-        one.kind == "poorly placed" for one in made.mistakes
-    )
+    twice = sum(one.kind == "poorly placed" for one in made.mistakes)  # as a miss, and as a false positive
+    assert made.confusion.sum() == made.confusion.trace() + len(made.mistakes) + twice
 
 
 def test_curves_over_the_threshold_count_what_is_at_least_as_confident():
     detections = [found(confidence=0.9), found(box=(300, 300, 400, 400), confidence=0.5)]
     matches = measure([row("a.jpg", *detections), row("b.jpg", found(confidence=0.7))], truth()).matches
-    curves = {
-        name: dict(zip(CONFIDENCES.round(2).tolist(), values.tolist(), strict=True))
-        for name, values in threshold_curves(matches).items()
-    }
+    at = CONFIDENCES.round(2).tolist()
+    curves = {name: dict(zip(at, values.tolist(), strict=True)) for name, values in threshold_curves(matches).items()}
     assert [curves["recall"][at] for at in (0.0, 0.7, 0.71, 0.9, 0.91)] == [1.0, 1.0, 0.5, 0.5, 0.0]
     assert [curves["precision"][at] for at in (0.5, 0.51, 0.9)] == [pytest.approx(2 / 3), 1.0, 1.0]
     assert np.isnan(curves["precision"][0.95])
@@ -109,59 +101,36 @@ def test_an_interval_holds_the_true_value_about_19_times_in_20():
     """Of objects that are found with a probability of 0.6 each: the AP is their share, since nothing else is found."""
     generator, inside = np.random.default_rng(1), 0
     for _ in range(40):
-        hit = generator.random(150) < 0.6
-        content = truth([f"{i}.jpg" for i in range(150)])
+        hit = generator.random(80) < 0.6
+        content = truth([f"{i}.jpg" for i in range(80)])
         rows = [row(f"{i}.jpg", *([found()] if one else [])) for i, one in enumerate(hit)]
         low, high = interval(resample([measure(rows, content).matches], 100)[0, :, 1])
         inside += low <= 0.6 <= high
     assert 32 <= inside <= 40
 
 
-def outputs(images=40, worse=0):
-    """Two outputs of which the second misses the objects of `worse` images."""
-    content = truth([f"{i}.jpg" for i in range(images)])
-    ours = [row(f"{i}.jpg", *([found()] if i % 4 else [])) for i in range(images)]
-    theirs = [row(f"{i}.jpg", *([found()] if i % 4 and i >= worse else [])) for i in range(images)]
-    return content, ours, theirs
-
-
-def compared(content, ours, theirs):
-    measured = [measure(each, content) for each in (ours, theirs)]
-    return better(*measured, resample([each.matches for each in measured]))
-
-
 @pytest.mark.slow
-def test_a_better_output_is_told_from_an_equal_one():
-    content, ours, theirs = outputs(worse=16)
-    result = compared(content, ours, theirs)
-    assert result["difference"] > 0.2
-    assert 0 < result["low"] < result["difference"] < result["high"]
-    assert result["p"] < 0.01
-    assert compared(content, ours, ours) == {"difference": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}, "the test is paired"
-    assert compared(content, theirs, ours)["difference"] == -result["difference"]
-
-
-def test_a_difference_of_one_image_is_not_shown():
-    result = compared(*outputs(worse=2))
-    assert result["difference"] > 0
-    assert result["low"] <= 0
-    assert result["p"] > 0.05
-
-
-@pytest.mark.slow
-def test_the_command_says_in_one_line_which_output_is_better(tmp_path, capsys):
-    content, ours, theirs = outputs(worse=16)
-    (tmp_path / "truth.json").write_text(json.dumps(content))
-    a, b = (write_lines(tmp_path / name, rows) for name, rows in (("a.jsonl", ours), ("b.jsonl", theirs)))
-    command = ["--ground-truth", f"{tmp_path}/truth.json", "--json", f"{tmp_path}/figures.json"]
-    said = {}
-    for name, (one, other) in {"better": (a, b), "worse": (b, a), "not shown to differ": (a, a)}.items():
-        assert main(["--detections", str(one), "--reference", str(other), *command]) == 0
-        said[name] = next(line for line in capsys.readouterr().out.splitlines() if line.startswith(f"{name}: AP "))
-    assert "beside the reference (95 % interval +0." in said["better"]
-    assert said["not shown to differ"].endswith("95 % interval +0.000 to +0.000, p = 1.000, 40 images)")
+@pytest.mark.parametrize(
+    ("missed", "by_reference", "verdict"),
+    [(0, 16, "better"), (16, 0, "worse"), (0, 0, "not shown to differ"), (0, 2, "not shown to differ")],
+)
+def test_the_command_says_in_one_line_which_output_is_better(tmp_path, capsys, missed, by_reference, verdict):
+    """Both miss the objects of every fourth image, and those of the first ones given here; the test is paired."""
+    (tmp_path / "truth.json").write_text(json.dumps(truth([f"{i}.jpg" for i in range(40)])))
+    for name, first in {"rows.jsonl": missed, "reference.jsonl": by_reference}.items():
+        write_lines(tmp_path / name, [row(f"{i}.jpg", *([found()] if i % 4 and i >= first else [])) for i in range(40)])
+    places = ["--detections", f"{tmp_path}/rows.jsonl", "--reference", f"{tmp_path}/reference.jsonl"]
+    places += ["--ground-truth", f"{tmp_path}/truth.json", "--json", f"{tmp_path}/figures.json", "--resamples", "400"]
+    assert main(places) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "beside the reference (95 % interval " in line)
     written = json.loads((tmp_path / "figures.json").read_text())
-    assert written["reference"]["AP"] == written["AP"]
+    difference, low, high, p = (written["reference"][name] for name in ("difference", "low", "high", "p"))
+    assert line.startswith(f"{verdict}: AP {difference:+.3f} ") and line.endswith(f"p = {p:.3f}, 40 images)")
+    assert difference == pytest.approx(written["AP"] - written["reference"]["AP"])
+    assert low <= difference <= high and (difference > 0) == (by_reference > missed)
+    assert (p < 0.01) == (low > 0 or high < 0) == (verdict != "not shown to differ")
+    if missed == by_reference:
+        assert (low, high, p) == (0.0, 0.0, 1.0), "no draw of the images shows a difference"
 
 
 def test_another_order_of_classes_is_noticed(tmp_path, capsys):

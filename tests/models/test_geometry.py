@@ -5,15 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.geometry import (
-    InputTransform,
-    boxes_to_xyxy,
-    fit_image,
-    iou_matrix,
-    nms,
-    resize_plan,
-    to_original,
-)
+from models.geometry import InputTransform, boxes_to_xyxy, fit_image, iou_matrix, nms, resize_plan, to_original
 from tests.models.box_formats import boxes_from_xyxy, to_model
 
 SIDES = st.integers(min_value=1, max_value=20_000)
