@@ -1,5 +1,7 @@
 """An exported detector answers as the NumPy reference does, through each of its signatures, wherever it is loaded."""
 
+import dataclasses
+
 import cv2
 import numpy as np
 import pytest
@@ -38,17 +40,22 @@ def export_colours(output_dir, resize="stretch"):
 
 
 @pytest.fixture(scope="module")
-def colours_dir(tmp_path_factory):
-    output_dir = tmp_path_factory.mktemp("models") / "colours" / "1"
-    export_colours(output_dir)
-    return output_dir
+def model_dirs(tmp_path_factory):
+    """A detector for each way to resize."""
+    folders = {resize: tmp_path_factory.mktemp(resize) / "1" for resize in ("stretch", "letterbox")}
+    for resize, folder in folders.items():
+        export_colours(folder, resize)
+    return folders
 
 
 @pytest.fixture(scope="module")
-def letterbox_dir(tmp_path_factory):
-    output_dir = tmp_path_factory.mktemp("models") / "letterbox" / "1"
-    export_colours(output_dir, "letterbox")
-    return output_dir
+def colours_dir(model_dirs):
+    return model_dirs["stretch"]
+
+
+@pytest.fixture(scope="module")
+def colours(colours_dir):
+    return tf.saved_model.load(str(colours_dir))
 
 
 def expected_detections(image, score_threshold, iou_threshold, max_detections):
@@ -60,11 +67,11 @@ def expected_detections(image, score_threshold, iou_threshold, max_detections):
     return boxes[kept], confidences[kept], class_ids[kept]
 
 
-def assert_detections(found, index, expected, max_detections):
+def assert_detections(found, index, expected, max_detections, atol=1e-4):
     boxes, confidences, class_ids = expected
     count = int(found["num_detections"][index])
     assert count == len(boxes)
-    np.testing.assert_allclose(found["boxes"][index, :count], boxes, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found["boxes"][index, :count], boxes, rtol=1e-4, atol=atol)
     np.testing.assert_allclose(found["scores"][index, :count], confidences, rtol=1e-5)
     assert found["classes"][index, :count].tolist() == class_ids.tolist()
     assert found["boxes"].shape[1:] == (max_detections, 4) and found["classes"].dtype == np.int32
@@ -75,9 +82,8 @@ def run(signature, **inputs):
     return {name: value.numpy() for name, value in signature(**{k: tf.constant(v) for k, v in inputs.items()}).items()}
 
 
-def run_serving(model_dir, **inputs):
-    loaded = tf.saved_model.load(str(model_dir))
-    return run(loaded.signatures["serving_default"], **inputs)
+def thresholds(score, iou, most):
+    return {"score_threshold": np.float32(score), "iou_threshold": np.float32(iou), "max_detections": np.int32(most)}
 
 
 BATCH = np.stack([np.full((*INPUT_HW, 3), colour, np.uint8) for colour in ((255, 40, 0), (0, 0, 0), (10, 200, 220))])
@@ -87,23 +93,15 @@ BATCH = np.stack([np.full((*INPUT_HW, 3), colour, np.uint8) for colour in ((255,
     ("score_threshold", "iou_threshold", "max_detections"),
     [(0.25, 0.45, 100), (0.001, 0.45, 300), (0.5, 0.2, 20), (0.25, 0.9, 5), (1.0, 0.45, 7)],
 )
-def test_detect_agrees_with_the_numpy_reference_at_every_setting(colours_dir, score_threshold, iou_threshold, max_detections):
-    loaded = tf.saved_model.load(str(colours_dir))
-    settings = (np.float32(score_threshold), np.float32(iou_threshold), np.int32(max_detections))
-    found = run(
-        loaded.signatures["detect"],
-        images=BATCH,
-        score_threshold=settings[0],
-        iou_threshold=settings[1],
-        max_detections=settings[2],
-    )
+def test_detect_agrees_with_the_numpy_reference_at_every_setting(colours, score_threshold, iou_threshold, max_detections):
+    settings = thresholds(score_threshold, iou_threshold, max_detections)
+    found = run(colours.signatures["detect"], images=BATCH, **settings)
     for index, image in enumerate(BATCH):
-        assert_detections(found, index, expected_detections(image, *settings), max_detections)
+        assert_detections(found, index, expected_detections(image, *settings.values()), max_detections)
 
 
-def test_thresholds_have_their_defaults_where_none_is_given(colours_dir):
-    loaded = tf.saved_model.load(str(colours_dir))
-    found = run(loaded.detect, images=BATCH)
+def test_thresholds_have_their_defaults_where_none_is_given(colours, colours_dir):
+    found = run(colours.detect, images=BATCH)
     assert_detections(found, 0, expected_detections(BATCH[0], 0.25, 0.45, 100), 100)
     with tf.compat.v1.Session(graph=tf.Graph()) as session:
         signature = tf.compat.v1.saved_model.loader.load(session, ["serve"], str(colours_dir)).signature_def["detect"]
@@ -114,10 +112,9 @@ def test_thresholds_have_their_defaults_where_none_is_given(colours_dir):
     assert signature.defaults["max_detections"].int_val == [100]
 
 
-def test_any_number_of_images_makes_a_batch(colours_dir):
-    loaded = tf.saved_model.load(str(colours_dir))
+def test_any_number_of_images_makes_a_batch(colours):
     for count in (0, 1, 5):
-        found = run(loaded.detect, images=np.repeat(BATCH[:1], count, axis=0))
+        found = run(colours.detect, images=np.repeat(BATCH[:1], count, axis=0))
         assert found["boxes"].shape == (count, 100, 4) and found["num_detections"].shape == (count,)
 
 
@@ -132,34 +129,23 @@ def photos():
 
 
 @pytest.mark.parametrize("resize", ["stretch", "letterbox"])
-def test_serving_default_takes_encoded_images_and_answers_in_their_pixels(request, resize):
-    model_dir = request.getfixturevalue("letterbox_dir" if resize == "letterbox" else "colours_dir")
+def test_serving_default_takes_encoded_images_and_answers_in_their_pixels(model_dirs, resize):
     encoded, decoded = photos()
-    loaded = tf.saved_model.load(str(model_dir))
+    loaded = tf.saved_model.load(str(model_dirs[resize]))
     found = run(loaded.signatures["serving_default"], image_bytes=encoded)
-    lower = run(
-        loaded.signatures["serving_thresholds"],
-        image_bytes=encoded,
-        score_threshold=np.float32(0.1),
-        iou_threshold=np.float32(0.45),
-        max_detections=np.int32(50),
-    )
+    lower = run(loaded.signatures["serving_thresholds"], image_bytes=encoded, **thresholds(0.1, 0.45, 50))
     for index, pixels in enumerate(decoded):
         transform = resize_plan(pixels.shape[1::-1], INPUT_HW, resize)
         fitted = fit_image(pixels, transform, INPUT_HW)
         for answer, score_threshold, max_detections in ((found, 0.25, 100), (lower, 0.1, 50)):
-            boxes, confidences, class_ids = expected_detections(fitted, score_threshold, 0.45, max_detections)
+            boxes, *others = expected_detections(fitted, score_threshold, 0.45, max_detections)
             assert len(boxes) > 5
             original = to_original(boxes * np.array([INPUT_HW[1], INPUT_HW[0]] * 2), transform)
-            count = int(answer["num_detections"][index])
-            np.testing.assert_allclose(answer["boxes"][index, :count], original, rtol=1e-4, atol=1e-3)
-            np.testing.assert_allclose(answer["scores"][index, :count], confidences, rtol=1e-5)
-            assert answer["classes"][index, :count].tolist() == class_ids.tolist()
-            assert not answer["boxes"][index, count:].any()
+            assert_detections(answer, index, (original, *others), max_detections, atol=1e-3)
 
 
 @pytest.mark.slow
-def test_tfx_bsl_runs_it_on_encoded_images(colours_dir):
+def test_tfx_bsl_runs_it_on_encoded_images(colours, colours_dir):
     import apache_beam as beam
     from apache_beam.testing.util import assert_that, equal_to
     from tfx_bsl.public.beam import RunInference
@@ -167,7 +153,7 @@ def test_tfx_bsl_runs_it_on_encoded_images(colours_dir):
 
     encoded, _ = photos()
     spec = model_spec_pb2.InferenceSpecType(saved_model_spec=model_spec_pb2.SavedModelSpec(model_path=str(colours_dir)))
-    counts = run_serving(colours_dir, image_bytes=encoded)["num_detections"].tolist()
+    counts = run(colours.signatures["serving_default"], image_bytes=encoded)["num_detections"].tolist()
 
     def count(keyed_log):
         key, log = keyed_log
@@ -181,7 +167,7 @@ def test_tfx_bsl_runs_it_on_encoded_images(colours_dir):
 
 
 @pytest.mark.slow
-def test_metadata_and_warm_up_request_lie_beside_the_model(colours_dir):
+def test_metadata_and_warm_up_request_lie_beside_the_model(colours, colours_dir):
     from tensorflow_serving.apis import prediction_log_pb2
 
     assert read_metadata(str(colours_dir)) == metadata()
@@ -189,8 +175,7 @@ def test_metadata_and_warm_up_request_lie_beside_the_model(colours_dir):
     log = prediction_log_pb2.PredictionLog.FromString(records[0])
     request = log.predict_log.request
     assert (len(records), request.model_spec.name, request.model_spec.signature_name) == (1, "colours", "serving_default")
-    images = tf.make_ndarray(request.inputs["image_bytes"])
-    found = run_serving(colours_dir, image_bytes=list(images))
+    found = run(colours.signatures["serving_default"], image_bytes=list(tf.make_ndarray(request.inputs["image_bytes"])))
     assert found["num_detections"].shape == (1,)
 
 
@@ -205,16 +190,17 @@ def test_an_existing_output_is_left_alone(colours_dir):
         export_colours("gs://bucket/yolo/1")
 
 
-def test_a_failed_export_leaves_nothing_behind(tmp_path):
+@pytest.mark.parametrize(
+    ("classes", "changed", "message"),
+    [
+        (2, {}, "the network answers 2 classes, the metadata names 3"),
+        (3, {"box_format": "yxyx"}, "an exported detector is described by"),
+    ],
+)
+def test_a_network_that_its_metadata_does_not_fit_is_refused_and_nothing_is_left_behind(tmp_path, classes, changed, message):
     def predict(images):
-        return tf.zeros((1, 1, 4)), tf.zeros((1, 1, 2))
+        return tf.zeros((1, 1, 4)), tf.zeros((1, 1, classes))
 
-    with pytest.raises(ValueError, match="the network answers 2 classes, the metadata names 3"):
-        export_detector(predict, metadata(), str(tmp_path / "models" / "broken" / "1"))
+    with pytest.raises(ValueError, match=message):
+        export_detector(predict, dataclasses.replace(metadata(), **changed), str(tmp_path / "models" / "broken" / "1"))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_metadata_of_another_kind_of_detector_is_refused(tmp_path):
-    foreign = DetectorMetadata(name="x", input_hw=INPUT_HW, resize="stretch", class_names=CLASSES, box_format="yxyx")
-    with pytest.raises(ValueError, match="an exported detector is described by"):
-        export_detector(lambda images: (images, images), foreign, str(tmp_path / "1"))
