@@ -12,12 +12,12 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pyarrow.parquet as pq
 
 from pipeline.storage.files import read_file
+from tests.emulators import answering
 
 JSON = dict[str, Any]
 _MERGE = re.compile(
@@ -193,40 +193,6 @@ def _error(status: int, reason: str, message: str) -> tuple[int, JSON]:
 def bigquery_server() -> Iterator[BigQueryServer]:
     """Runs a server on a port of its own; its address is `host`."""
     server = BigQueryServer()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            body = self.rfile.read(int(self.headers.get("content-length") or 0))
-            try:
-                status, answer = server.answer(self.command, self.path, body, self.headers)
-            except Exception as err:
-                status, answer = _error(501, "notImplemented", f"this server does not know it: {err!r}")
-                raise
-            finally:
-                self._send(status, answer)
-
-        def _send(self, status: int, answer: JSON) -> None:
-            content = json.dumps(answer).encode()
-            self.send_response(status)
-            for name, value in {"content-type": "application/json", "content-length": str(len(content))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(content)
-
-        do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-        listening.daemon_threads = True
-        server.host = f"http://127.0.0.1:{listening.server_address[1]}"
-        thread = threading.Thread(target=listening.serve_forever, args=[0.05], daemon=True)
-        thread.start()
-        try:
-            yield server
-        finally:
-            listening.shutdown()
-            thread.join()
+    with answering(server.answer) as port:
+        server.host = f"http://127.0.0.1:{port}"
+        yield server

@@ -9,15 +9,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
+import json
 import os
 import random
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +158,46 @@ def running_azurite() -> Iterator[str]:
         with running_server(lambda port: [*command, str(port)]) as port:
             place = f"BlobEndpoint=http://127.0.0.1:{port}/testing"
             yield f"DefaultEndpointsProtocol=http;AccountName=testing;AccountKey={_AZURITE_KEY};{place};"
+
+
+@contextlib.contextmanager
+def answering(answer: Callable[[str, str, bytes, Any], tuple[int, Any]]) -> Iterator[int]:
+    """Serves a function in a thread for the length of a block; yields its port.
+
+    Args:
+      answer: Method, path, body and headers of a request to the status and JSON of its answer; 501 where it raises.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length") or 0))
+            try:
+                status, said = answer(self.command, self.path, body, self.headers)
+            except Exception as err:  # noqa: BLE001  without an answer a client tries again for minutes
+                status, said = 501, {"error": {"code": 501, "message": f"this server does not know it: {err!r}"}}
+            content = json.dumps(said).encode()
+            self.send_response(status)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=[0.05], daemon=True)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def _process(emulator: Callable[[], contextlib.AbstractContextManager[Any]], *, in_ci: bool) -> Any:

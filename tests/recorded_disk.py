@@ -17,19 +17,19 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
+import pickle
+import shutil
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.forked_jobs import run_forked
 
 _CHANGES = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"}
-_LOST, _KEPT, _REMOVED = range(3)
-
+_KINDS = _LOST, _KEPT, _REMOVED = "lost", "kept", "removed"
 
 Tree = dict[str, bytes | None]
 
@@ -56,10 +56,12 @@ def recorded(folder: Path, module: str, *argv: object) -> tuple[int, list[Cut]]:
     """
     record, log = folder.parent / f"{folder.name}.record", folder.parent / f"{folder.name}.log"
     record.mkdir()
-    code = run_forked([folder, record, module, *argv], log, module="tests.recorded_disk")
-    assert (record / "cuts.json").exists(), log.read_text()[-4000:]
-    cuts = [json.loads(line) for line in (record / "cuts.json").open()]
-    return code, [Cut(before, _tree(live), list(map(_tree, left))) for before, live, left in cuts]
+    code, cuts = run_forked([folder, record, module, *argv], log, module="tests.recorded_disk"), []
+    assert (record / "cuts").exists(), log.read_text()[-4000:]
+    with open(record / "cuts", "rb") as file, contextlib.suppress(EOFError):
+        while True:
+            cuts.append(Cut(*pickle.load(file)))
+    return code, cuts
 
 
 def laid_out(tree: Tree, folder: Path) -> Path:
@@ -71,6 +73,27 @@ def laid_out(tree: Tree, folder: Path) -> Path:
         else:
             (folder / path).write_bytes(content)
     return folder
+
+
+def folders_left(cuts: Sequence[Cut], parent: Path, *, live: bool = False) -> Iterator[tuple[Cut, Path, str]]:
+    """Lays out each tree that a power cut leaves, once, in a folder that goes afterwards.
+
+    Args:
+      cuts: The moments; the trees of the last one come in any case.
+      parent: For the folders.
+      live: Whether also what a kill leaves.
+
+    Yields:
+      The moment, the folder, and what describes both.
+    """
+    seen: list[Tree] = []
+    for number, cut in enumerate(cuts):
+        for kind, tree in {**({"live": cut.live} if live else {}), **dict(zip(_KINDS, cut.left, strict=True))}.items():
+            if tree not in seen or cut is cuts[-1]:
+                seen.append(tree)
+                folder = laid_out(tree, parent / f"{number}-{kind}")
+                yield cut, folder, f"{kind} before {cut.before}: {sorted(tree)}"
+                shutil.rmtree(folder)
 
 
 class _Recorder:
@@ -117,11 +140,11 @@ class _Recorder:
         """Notes a moment."""
         with self._lock, self._quiet():
             live = self._look()
-            state = [_text(self._live(live)), [_text(self._left(live, which)) for which in (_LOST, _KEPT, _REMOVED)]]
+            state = self._live(live), [self._left(live, which) for which in _KINDS]
             if state != self._last:
                 self._last = state
-                with open(f"{self._record}/cuts.json", "a") as cuts:
-                    cuts.write(json.dumps([before, *state]) + "\n")
+                with open(f"{self._record}/cuts", "ab") as cuts:
+                    pickle.dump((before, *state), cuts)
 
     def _is_change(self, event: str, args: Sequence[Any]) -> bool:
         return event != "open" or (isinstance(args[2], int) and bool(args[2] & (os.O_CREAT | os.O_TRUNC)))
@@ -140,13 +163,13 @@ class _Recorder:
         for folder, _, files in os.walk(self._root):
             for path in (folder, *(f"{folder}/{name}" for name in files)):
                 with contextlib.suppress(FileNotFoundError):
-                    found[os.stat(path).st_ino] = path
-                    self._keep(os.stat(path).st_ino, path)
+                    found[number := os.stat(path).st_ino] = path
+                    if number not in self._seen:
+                        is_folder = os.path.isdir(path)
+                        self._seen[number] = (
+                            os.open(path, os.O_RDONLY) if is_folder else os.link(path, f"{self._record}/{number}")
+                        )
         return found
-
-    def _keep(self, number: int, path: str) -> None:
-        if number not in self._seen:
-            self._seen[number] = os.open(path, os.O_RDONLY) if os.path.isdir(path) else os.link(path, f"{self._record}/{number}")
 
     def _live(self, live: dict[int, str]) -> Tree:
         tree: Tree = {}
@@ -156,7 +179,7 @@ class _Recorder:
                     tree[os.path.relpath(path, self._root)] = None if os.path.isdir(path) else Path(path).read_bytes()
         return tree
 
-    def _left(self, live: dict[int, str], which: int) -> Tree:
+    def _left(self, live: dict[int, str], which: str) -> Tree:
         tree: Tree = {}
         begin = [("", os.stat(self._root).st_ino)]
         while begin:
@@ -180,14 +203,6 @@ def _entries(folder: str) -> dict[str, int]:
 
 def _full(path: Any, dir_fd: int) -> str:
     return os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), path) if dir_fd >= 0 else path
-
-
-def _text(tree: Tree) -> dict[str, str | None]:
-    return {path: None if content is None else content.decode("latin-1") for path, content in tree.items()}
-
-
-def _tree(text: dict[str, str | None]) -> Tree:
-    return {path: None if content is None else content.encode("latin-1") for path, content in text.items()}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -104,15 +104,6 @@ def test_an_empty_path_means_nothing_rather_than_the_root(capsys):
     assert "--input: expected a path, got " in said(capsys, *JOB, "--input", "")
 
 
-@pytest.mark.parametrize("place", ["", " ", "detectoins"])
-def test_a_compaction_of_a_folder_that_is_not_there_makes_none(place, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert compact.main(["--output", place]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("error: ") and "expected a results folder" in err and err.count("\n") == 1
-    assert os.listdir(tmp_path) == []
-
-
 def test_the_versions_are_shown(capsys):
     assert run.main(["--version"]) == 0
     assert re.fullmatch(r"detect-objects [\d.]+, Beam [\d.]+, TensorFlow [\d.]+, Python 3[\d.]+\n", capsys.readouterr().out)

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import signal
-import sys
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -25,7 +23,8 @@ from pipeline.results.rows import detections_table, json_rows
 from pipeline.results.shards import COMPACTED, list_shards, read_batches, shard_of_name, write_shard
 from pipeline.storage.cloud import blob_of
 from pipeline.storage.files import read_file, write_file
-from tests.recorded_disk import laid_out, recorded
+from tests.forked_jobs import KILLED, Moment, run_forked
+from tests.recorded_disk import folders_left, recorded
 from tests.shard_rows import VERSION, detected, failed, rows_in, write_rows
 
 OTHERS = ("detections/mine.jsonl", "detections/mine.parquet", "notes.txt")
@@ -71,33 +70,6 @@ def names_in(output, kind=DETECTIONS):
 
 def uris(rows):
     return [row["image"].get("uri", "") for row in rows]
-
-
-class _Changes:
-    """Calls a function before the n-th change of the disk below a folder; a hook of Python stays for good, so there is one."""
-
-    def __init__(self):
-        self._act = None
-        sys.addaudithook(self._happen)
-
-    def _happen(self, event, args):
-        if self._act and event in ("os.rename", "os.remove", "os.mkdir") and self._folder in str(args[0]):
-            self._left -= 1
-            if self._left == 0:
-                act, self._act = self._act, None
-                act()
-
-    def before(self, folder, number, act):
-        """Arms it, for the `number`-th change."""
-        self._folder, self._left, self._act = folder, number, act
-
-    def disarm(self):
-        """Whether the moment came."""
-        came, self._act = self._left <= 0, None
-        return came
-
-
-changes = _Changes()
 
 
 def test_many_files_become_one_of_each_kind_and_each_key_has_one_row(output):
@@ -236,49 +208,52 @@ def test_killed_or_cut_off_from_power_at_any_moment_no_reader_loses_a_row_and_th
     after = counted(f"{tmp_path}/undisturbed")
     code, cuts = recorded(disk, "pipeline.compact", f"{disk}/out")
     assert code == 0 and len(cuts) > 20
-    seen, half_deleted = [], 0
-    for number, cut in enumerate(cuts):
-        for kind, tree in enumerate([cut.live, *cut.left]):
-            if tree in seen:
-                continue
-            seen.append(tree)
-            folder, what = laid_out(tree, tmp_path / f"{number}-{kind}"), f"{kind} before {cut.before}: {sorted(tree)}"
-            out = f"{folder}/out"
-            assert after.items() <= counted(out).items() <= before.items(), what
-            half_deleted += len(list_shards(out)) < sum(shard_of_name(path) is not None for path in tree)
-            compact(out)
-            assert counted(out) == after and count_rows(out) == len(after), what
-            names = [name for kind in (DETECTIONS, DEAD_LETTERS) for name in names_in(out, kind) if not name.startswith("mine")]
-            assert len(names) == 4 and all(f"-{COMPACTED}-" in name for name in names), what
-            shutil.rmtree(folder)
+    half_deleted = 0
+    for _, folder, what in folders_left(cuts, tmp_path, live=True):
+        out = f"{folder}/out"
+        assert after.items() <= counted(out).items() <= before.items(), what
+        half_deleted += len(list_shards(out)) < sum(shard_of_name(str(path)) is not None for path in Path(out).rglob("*"))
+        compact(out)
+        assert counted(out) == after and count_rows(out) == len(after), what
+        names = [name for kind in (DETECTIONS, DEAD_LETTERS) for name in names_in(out, kind) if not name.startswith("mine")]
+        assert len(names) == 4 and all(f"-{COMPACTED}-" in name for name in names), what
     assert half_deleted
 
 
 @pytest.mark.slow
-def test_one_that_was_paused_for_a_day_loses_and_hides_nothing(output, tmp_path):
-    """Its lock has expired, another one has merged and deleted everything, and new rows have come."""
-    number, came = 0, True
-    while came:
-        number += 1
-        copy = f"{tmp_path}/{number}"
-        shutil.copytree(output, copy)
-        expected = {}
+def test_one_that_was_paused_for_a_day_loses_and_hides_nothing(output, tmp_path, monkeypatch):
+    """Before any change of the disk: its lock expires, another one merges and deletes everything, and new rows come."""
+    left, expected = 0, {}
 
-        def meanwhile(copy=copy, expected=expected):
-            for path in Path(copy).glob(f"{LOCK}*"):
-                path.unlink()
-            write_rows(copy, [detected("a", confidence=0.25), detected("new")], [failed("new")], made_at=9.0)
-            compact(copy)
-            expected.update(counted(copy))
-
-        changes.before(copy, number, meanwhile)
+    def meanwhile():
+        for path in Path(copy).glob(f"{LOCK}*"):
+            path.unlink()
+        write_rows(copy, [detected("a", confidence=0.25), detected("new")], [failed("new")], made_at=9.0)
         compact(copy)
-        came = changes.disarm()
-        if came:
-            assert counted(copy).items() >= expected.items(), number
-            compact(copy)
-            assert counted(copy) == expected and count_rows(copy) == len(expected), number
-        shutil.rmtree(copy)
+        expected.update(counted(copy))
+
+    def pausing(change):
+        def changed(*args, **how):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                meanwhile()
+            return change(*args, **how)
+
+        return changed
+
+    for name in ("replace", "remove", "mkdir"):
+        monkeypatch.setattr(os, name, pausing(getattr(os, name)))
+    for number in range(1, 100):
+        copy, expected = f"{tmp_path}/{number}", {}
+        shutil.copytree(output, copy)
+        left = number
+        compact(copy)
+        if left > 0:
+            break
+        assert counted(copy).items() >= expected.items(), number
+        compact(copy)
+        assert counted(copy) == expected and count_rows(copy) == len(expected), number
     assert number > 10
 
 
@@ -336,36 +311,18 @@ def test_a_second_compaction_beside_the_first_is_refused(output, capsys):
     assert main([output]) == 0
 
 
-def dies_at_request(number, do):
-    """Does something in a process of its own that is killed before its `number`-th change of storage: whether so."""
-    child = os.fork()
-    if child == 0:
-        left, send = [number], requests.Session.request
-
-        def request(self, method, url, *args, **kwargs):
-            left[0] -= method != "GET"
-            if not left[0]:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return send(self, method, url, *args, **kwargs)
-
-        requests.Session.request = request
-        try:
-            do()
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-
-
 @pytest.mark.matrix
-def test_killed_while_cloud_storage_changes_no_reader_loses_a_row(strict_gcs_bucket):
-    number, killed = 0, True
-    while killed:
+def test_killed_while_cloud_storage_changes_no_reader_loses_a_row(strict_gcs_bucket, tmp_path):
+    """Before each request that changes something."""
+    number, code = 0, KILLED
+    while code == KILLED:
         number += 1
         output = f"gs://{strict_gcs_bucket.name}/{number}"
         write_rows(output, [detected("a"), detected("b")], [failed("x")], made_at=1.0)
         write_rows(output, [detected("b", confidence=0.75), detected("c")], [failed("a")], made_at=2.0)
         expected = counted(output)
-        killed = dies_at_request(number, lambda output=output: compact(output))
+        at = Moment("requests.sessions:Session.request", number, having="'(POST|PUT|PATCH|DELETE)'")
+        code = run_forked([output], tmp_path / "log", at, "pipeline.compact")
         assert counted(output) == expected, number
         for blob in strict_gcs_bucket.list_blobs(prefix=f"{number}/{LOCK}"):  # it expires
             blob.delete()
@@ -373,7 +330,7 @@ def test_killed_while_cloud_storage_changes_no_reader_loses_a_row(strict_gcs_buc
         assert counted(output) == expected and count_rows(output) == len(expected), number
         left = [len([*strict_gcs_bucket.list_blobs(prefix=f"{number}/{kind}/")]) for kind in (DETECTIONS, DEAD_LETTERS)]
         assert left == [2, 2], number
-    assert number > 10
+    assert code == 0 and number > 10
 
 
 def test_a_shard_that_was_replaced_after_it_was_read_is_not_deleted(strict_gcs_bucket, monkeypatch):
@@ -403,13 +360,17 @@ def test_a_shard_that_was_replaced_after_it_was_read_is_not_deleted(strict_gcs_b
     ("arguments", "said"),
     [
         (["nosuchscheme://x"], "error: output nosuchscheme://x: expected a folder"),
-        (["OUT", "--until", "soon"], "error: --until: expected days such as 2026-11-20"),
+        ([".", "--until", "soon"], "error: --until: expected days such as 2026-11-20"),
+        (["--output", ""], "error: output '': expected a results folder"),
+        (["--output", " "], "error: output '': expected a results folder"),
+        (["--output", "detectoins"], "error: output 'detectoins': expected a results folder"),
     ],
 )
-def test_a_wrong_command_is_one_line(tmp_path, capsys, arguments, said):
-    code = main([str(tmp_path) if argument == "OUT" else argument for argument in arguments])
+def test_a_wrong_command_is_one_line_and_makes_no_folder(tmp_path, monkeypatch, capsys, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
     captured = capsys.readouterr()
-    assert (code, captured.out, captured.err.count("\n")) == (2, "", 1)
+    assert (captured.out, captured.err.count("\n"), os.listdir()) == ("", 1, [])
     assert captured.err.startswith(said)
 
 

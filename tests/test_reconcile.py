@@ -1,58 +1,96 @@
-"""The command that says what of a listing has a result: its table, its manifests, its exit codes."""
+"""The listing beside the rows: each listed image has one status; the command prints a table and writes manifests."""
 
 import json
+import os
 import re
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from models import progress
+from pipeline import reconcile as reconciled
 from pipeline import run
-from pipeline.reconcile import main
+from pipeline.reconcile import Found, main, reconcile
+from pipeline.results.completion import RowVersion
+from pipeline.results.layout import DETECTIONS
 from tests.conftest import write_bright_image
-from tests.shard_rows import detected, failed, write_rows
+from tests.shard_rows import VERSION, detected, failed, write_rows
+
+OTHER = RowVersion("yolo", "8", "ab12cd34", "cd34ab12")
+SECOND = 1_700_000_000
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("2026/11/20/a", "2026/11/20/b", "2026/11/21/c"):
-        write_bright_image(tmp_path / "in" / f"{name}.png", (64, 48), (10, 12, 30, 36))
     return tmp_path
 
 
-def reconciled(capsys, *arguments):
-    """Exit code, and what was said."""
+def put(name, version=1):
+    """Makes a file; its generation, which names the version."""
+    os.makedirs(os.path.dirname(name), exist_ok=True)
+    with open(name, "wb") as file:
+        file.write(b"\xff\xd8\xff" + b"x" * version)  # what begins like an image is one whatever its name
+    os.utime(name, (SECOND, SECOND))
+    return f"{version + 3}-{SECOND}000000000"
+
+
+def put_rows(images, letters=(), *, version=VERSION, output="out", **more):
+    """Writes rows of images, each a name with its generation."""
+    images = [detected(absolute(uri), generation, version=version) for uri, generation in images]
+    write_rows(output, images, [failed(absolute(uri), *rest) for uri, *rest in letters], version=version, **more)
+
+
+def statuses(*patterns, model=None, output="out"):
+    """Each image's status, and the outcome."""
+    told: list[Found] = []
+    outcome = reconcile(patterns or ("in/**",), output, model, told.append)
+    assert len(told) == len(set(told))
+    return {(found.status, found.uri.removeprefix(f"{os.getcwd()}/")) for found in told}, outcome
+
+
+def absolute(uri):
+    """The URI of an image, which lies in the current folder if it is named `in/…`."""
+    return f"{os.getcwd()}/{uri}" if uri.startswith("in/") else uri
+
+
+def printed(capsys, *arguments):
+    """Exit code, and what the command printed."""
     code = main(["--input", "in/**", "--output", "out", *arguments])
     captured = capsys.readouterr()
     return code, captured.out.splitlines(), captured.err
 
 
-def test_what_a_job_did_is_complete_and_what_came_afterwards_is_missing(folder, bright_model, capsys):
+def test_what_a_job_did_is_complete_and_what_came_afterwards_is_missing(folder, bright_model, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0)
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 0)
+    for name in "abc":
+        write_bright_image(folder / "in" / f"{name}.png", (64, 48), (10, 12, 30, 36))
     assert run.main(["--input", "in/**", "--output", "out", "--model", bright_model]) == 0
     capsys.readouterr()
-    code, said, _ = reconciled(capsys, "--model", bright_model)
+    code, said, shown = printed(capsys, "--model", bright_model)
     assert (code, said[:2], said[-1]) == (0, ["          3 listed", "          3 done"], "complete")
+    assert "comparing: 3 images" in shown
 
     write_bright_image(folder / "in" / "d.png", (64, 48), (10, 12, 30, 36))
-    (folder / "in" / "2026/11/20/a.png").write_bytes((folder / "in" / "2026/11/20/a.png").read_bytes() + b" ")
-    code, said, _ = reconciled(capsys, "--write-missing", "missing.jsonl", "--write-stale", "stale.jsonl")
+    (folder / "in" / "a.png").write_bytes((folder / "in" / "a.png").read_bytes() + b" ")
+    code, said, _ = printed(capsys, "--write-missing", "missing.jsonl", "--write-stale", "stale.jsonl")
     assert code == 1
     assert said == [
         "          4 listed",
         "          2 done",
         "          0 dead",
         "          1 stale",
-        f"            {folder}/in/2026/11/20/a.png",
+        f"            {folder}/in/a.png",
         "          1 missing",
         f"            {folder}/in/d.png",
         "          0 orphaned",
         "not complete: the same detect-objects run does what is missing or stale",
     ]
-    for name, uri in (("missing", "in/d.png"), ("stale", "in/2026/11/20/a.png")):
+    for name, uri in (("missing", "in/d.png"), ("stale", "in/a.png")):
         (row,) = map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines())
         assert row["uri"] == f"{folder}/{uri}" and re.fullmatch(r"\d+-\d+", row["generation"])
-    reconciled(capsys, "--write-missing", "one.jsonl", "--write-stale", "one.jsonl")
-    assert (folder / "one.jsonl").read_text() in [(folder / f"{name}.jsonl").read_text() for name in ("missing", "stale")]
     assert run.main(["--input", "missing.jsonl", "--output", "mended", "--model", bright_model]) == 0
 
 
@@ -64,42 +102,120 @@ def test_what_a_job_did_is_complete_and_what_came_afterwards_is_missing(folder, 
         (["--input", "in/**", "--output", "out"], "error: output 'out': expected a results folder"),
         (["--input", "in/**", "--output", "projects/p/topics/t"], "error: no output: expected --output"),
         (["--input", "gs://", "--output", "out"], "error: input gs:"),
-        (["--input", "in/{date}", "--output", "out"], "error: "),
         (["--input", "in/**", "--output", "out", "--model", "nothing-here"], "error: model nothing-here"),
     ],
     ids=" ".join,
 )
 def test_a_wrong_command_is_one_line(folder, capsys, arguments, said):
+    put("in/a")
     code = main(arguments)
     captured = capsys.readouterr()
     assert (code, captured.out, captured.err.count("\n")) == (2, "", 1)
     assert captured.err.startswith(said)
-    assert not (folder / "out").exists()
+    assert os.listdir() == ["in"]
 
 
-def test_a_manifest_has_its_name_only_when_all_is_told(folder, capsys):
+def test_a_manifest_has_its_name_only_when_all_is_compared(folder, capsys):
     (folder / "list.txt").write_text("in/a.png\n")
     (folder / "loop.txt").symlink_to("loop.txt")
     code = main(["--input", "list.txt", "loop.txt", "--output", "out", "--write-missing", "missing.jsonl"])
     assert (code, capsys.readouterr().err.count("\n")) == (2, 1)
-    assert sorted(path.name for path in folder.iterdir()) == ["in", "list.txt", "loop.txt"]
+    assert sorted(os.listdir()) == ["list.txt", "loop.txt"]
 
 
 def test_on_cloud_storage(gcs_bucket, capsys):
     for name in ("a", "b"):
-        gcs_bucket.blob(f"raw/2026/11/20/{name}.png").upload_from_string(b"x")
-    output, uri = f"gs://{gcs_bucket.name}/out", f"gs://{gcs_bucket.name}/raw/2026/11/20/a.png"
-    generation = str(gcs_bucket.get_blob("raw/2026/11/20/a.png").generation)
-    write_rows(output, [detected(uri, generation)])
+        gcs_bucket.blob(f"raw/{name}.png").upload_from_string(b"x")
+    output, uri = f"gs://{gcs_bucket.name}/out", f"gs://{gcs_bucket.name}/raw/a.png"
+    write_rows(output, [detected(uri, str(gcs_bucket.get_blob("raw/a.png").generation))])
     assert main(["--input", f"gs://{gcs_bucket.name}/raw/**", "--output", output]) == 1
-    said = capsys.readouterr().out.splitlines()
-    assert said[:2] == ["          2 listed", "          1 done"]
+    assert capsys.readouterr().out.splitlines()[:2] == ["          2 listed", "          1 done"]
 
 
-def test_a_reconciliation_that_takes_long_shows_how_far_it_is(folder, capsys, monkeypatch):
-    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0)
-    monkeypatch.setattr(progress, "_LINE_SECONDS", 0)
-    write_rows("out", [detected("in/2026/11/20/a.png")], [failed(f"{folder}/in/2026/11/20/b.png", "")])
-    code, said, shown = reconciled(capsys)
-    assert code == 1 and "          1 dead" in said
-    assert "comparing: 3 images" in shown
+def test_rows_of_other_images_count_only_where_the_pattern_names_them(folder):
+    now = put("in/a")
+    put_rows([("in/gone\udc80", now), ("in/gone\udc80", "0-1"), ("elsewhere/a", "1"), ("inline:a", "1")])
+    assert statuses()[0] == {("missing", "in/a"), ("orphaned", "in/gone\udc80")}
+
+
+def test_only_rows_of_a_named_model_count(folder):
+    now = put("in/a")
+    put_rows([("in/a", now)])
+    assert statuses(model=("yolo", "7"))[0] == {("done", "in/a")}
+    assert statuses(model=("yolo", "8"))[0] == {("missing", "in/a")}
+    put_rows([("in/a", now)], version=OTHER)
+    assert statuses()[0] == {("done", "in/a")}
+
+
+def test_a_manifest_names_images_of_any_generation_and_no_orphans(folder):
+    put("in/a")
+    (folder / "list.txt").write_text("in/a\nin/b\ngs://b/c\n")
+    put_rows([("in/a", "0-1"), ("in/other", "1")], [("gs://b/c", "7")])
+    assert statuses("list.txt")[0] == {("done", "in/a"), ("missing", "in/b"), ("dead", "gs://b/c")}
+
+
+def test_an_image_that_several_inputs_name_counts_once_however_few_are_compared_at_once(folder, monkeypatch):
+    monkeypatch.setattr(reconciled, "_AT_ONCE", 2)
+    for number in range(9):
+        put(f"in/{number}")
+    assert statuses("in/**", "in/[0-4]", "in/3")[1].listed == 9
+
+
+def test_what_is_complete(folder):
+    now = put("in/a")
+    put_rows([], [("in/a", now)])
+    assert statuses()[1].is_complete, "permanently dead is done"
+    put("in/b")
+    assert not statuses()[1].is_complete
+    put_rows([], [("in/b", "")])
+    assert statuses()[1].is_complete
+    write_rows("out", letters=[failed(f"{folder}/in/b", "", stage="read", reason="storage_unavailable")], made_at=2e9)
+    outcome = statuses()[1]
+    assert (outcome.transient, outcome.is_complete) == (1, False)
+
+
+def test_tfrecord_files_and_results_are_no_images(folder):
+    put("in/a.tfrecord")
+    put_rows([("x", "1")], output="in")
+    outcome = reconcile(["in/**"], "in")
+    assert (outcome.listed, outcome.counts) == (0, {"left out": 1})
+
+
+def test_a_shard_that_a_compaction_takes_away_meanwhile_is_an_error_and_no_missing_image(folder):
+    """The command then compares again."""
+    for name in ("in/a", "in/b"):
+        put_rows([(name, "1")])
+    rows = reconciled._rows("out", DETECTIONS, None)
+    next(rows)
+    for shard in (folder / "out" / "detections").glob("*.parquet"):
+        shard.unlink()
+    with pytest.raises(FileNotFoundError):
+        list(rows)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_all_that_is_listed_has_one_status_however_few_are_compared_at_once(tmp_path_factory, data):
+    names = [f"{n:02d}" for n in range(12)]
+    there = data.draw(st.sets(st.sampled_from(names)))
+    old, now, twice, *letters = (data.draw(st.sets(st.sampled_from(names))) for _ in range(6))
+    of_any, of_this, of_older = letters
+    root = tmp_path_factory.mktemp("reconcile")
+    generations = {name: put(f"{root}/in/{name}") for name in there}
+    put_rows([(f"{root}/in/{name}", "0-1") for name in old], output=f"{root}/out")
+    for some in (now, twice):
+        put_rows([(f"{root}/in/{name}", generations.get(name, "9-9")) for name in some], output=f"{root}/out")
+    put_rows([], [(f"{root}/in/{name}", "") for name in of_any], output=f"{root}/out")
+    put_rows([], [(f"{root}/in/{name}", generations.get(name, "9-9")) for name in of_this], output=f"{root}/out")
+    put_rows([], [(f"{root}/in/{name}", "0-1") for name in of_older], output=f"{root}/out")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reconciled, "_AT_ONCE", data.draw(st.integers(1, 5)))
+        told, outcome = statuses(f"{root}/in/**", output=f"{root}/out")
+    done = there & (now | twice)
+    dead_ones = (there & (of_any | of_this)) - done
+    stale = (there & old) - done - dead_ones
+    expected = {"done": done, "dead": dead_ones, "stale": stale, "missing": there - done - dead_ones - stale}
+    expected |= {"orphaned": (old | now | twice) - there}
+    assert told == {(status, f"{root}/in/{name}") for status, some in expected.items() for name in some}
+    assert outcome.listed == len(there)

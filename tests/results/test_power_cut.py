@@ -3,7 +3,6 @@
 import errno
 import os
 import re
-import shutil
 import stat
 from pathlib import Path
 
@@ -13,42 +12,25 @@ from pipeline.results.rows import json_rows
 from pipeline.results.shards import list_shards, open_shard
 from pipeline.storage.files import move_files, sync, write_file
 from tests.conftest import write_bright_image
-from tests.recorded_disk import laid_out, recorded
+from tests.recorded_disk import folders_left, recorded
 from tests.shard_rows import rows_in
 
 IMAGES = 3
 
 
-@pytest.fixture
-def disk(tmp_path):
-    (tmp_path / "disk").mkdir()
-    return tmp_path / "disk"
-
-
-def folders_after(cuts, tmp_path):
-    """Each moment, and a folder with each tree that a power cut then leaves; a tree that was there before is left out."""
-    seen = []
-    for number, cut in enumerate(cuts):
-        for kind, tree in zip(("lost", "kept", "removed"), cut.left, strict=True):
-            if tree not in seen or cut is cuts[-1]:
-                seen.append(tree)
-                folder = laid_out(tree, tmp_path / f"{number}-{kind}")
-                yield cut, folder, f"{kind} before {cut.before}: {sorted(tree)}"
-                shutil.rmtree(folder)
-
-
-def test_a_batch_job_adds_whole_shards_and_loses_no_earlier_row(disk, tmp_path, bright_model, run_job):
+def test_a_batch_job_adds_whole_shards_and_loses_no_earlier_row(tmp_path, bright_model, run_job):
     """Each shard that has its name is whole, its view too, and a job that ended has all of its rows."""
-    (tmp_path / "in").mkdir()
+    disk = tmp_path / "disk"
+    disk.mkdir()
     for n in range(IMAGES):
         write_bright_image(tmp_path / "in" / f"{n}.png", (64, 48), (10, 10 + n, 30, 30))
-    arguments = ["--input", tmp_path / "in", "--output", disk / "out", "--shard-seconds", 0, "--batch-sizes", 1]
-    arguments += ["--model", bright_model]
+    arguments = ["--input", tmp_path / "in", "--output", disk / "out", "--model", bright_model]
+    arguments += ["--shard-seconds", 0, "--batch-sizes", 1]
     assert run_job(*arguments)[0] == 0
     earlier = rows_in(f"{disk}/out")
     code, cuts = recorded(disk, "pipeline.run", *arguments, "--again", "--samples", 1)
     assert code == 0
-    for cut, folder, what in folders_after(cuts, tmp_path):
+    for cut, folder, what in folders_left(cuts, tmp_path):
         rows = []
         for shard in list_shards(f"{folder}/out"):
             with open_shard(shard) as file:  # raises where it is damaged
