@@ -5,10 +5,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
+
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.detector import Detector, Result
 from pipeline.detect.load_detector import load_detector
-from pipeline.records import EncodedImage
+from pipeline.records import EncodedImage, ImageRef
+
+
+def png(name: str, pixels: np.ndarray) -> EncodedImage:
+    """An image of these RGB pixels `(H, W, 3) uint8`, without loss."""
+    return EncodedImage(ImageRef(name), cv2.imencode(".png", pixels[..., ::-1])[1].tobytes())
 
 
 def detected(

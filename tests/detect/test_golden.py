@@ -72,6 +72,7 @@ A, B, FAINT = (0.0, "a", 0.9), (30.0, "b", 0.8), (60.0, "a", 0.3)
         pytest.param([A], [A, (60.0, "a", 0.2)], {"score_threshold": 0.1}, True, id="nothing was known of what is fainter"),
         pytest.param([A, B], [B], {"classes": ("b",)}, True, id="the job asks for one class"),
         pytest.param([A, B], [A], {"max_detections": 1}, True, id="the job asks for one object"),
+        pytest.param([A], [A, (0.0, "b", 0.5)], {"labels_per_box": "several"}, True, id="a second class of the same box"),
     ],
 )
 def test_what_is_found_is_compared_with_what_is_expected(expected, found, settings, agrees):

@@ -1,6 +1,5 @@
 """Models that mix the images of a batch get one image at a time, and answer for each what TensorFlow answers for it alone."""
 
-import cv2
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -8,8 +7,7 @@ import tensorflow as tf
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.families import family_of
 from pipeline.detect.tensorflow_engine import described_signature
-from pipeline.records import EncodedImage, ImageRef
-from tests.tiny_models import detected, save_model
+from tests.tiny_models import detected, png, save_model
 
 HW = (64, 64)
 CELLS = 8
@@ -45,8 +43,57 @@ def save_yolov4(folder, threshold):
     return save_model(folder, predict, tf.TensorSpec((None, *HW, 3), tf.float32, "input_1"))
 
 
-def save_normaliser(folder, batch=None):
-    """A model that keeps its rows apart, but normalises over the batch: as one that was saved while it trained."""
+def picture(seed, bright_cells):
+    """Dark, with some bright cells."""
+    draw = np.random.default_rng(seed)
+    cells = draw.integers(0, 40, (CELLS * CELLS, 3), np.uint8)
+    chosen = draw.permutation(CELLS * CELLS)[:bright_cells]
+    cells[chosen, draw.integers(0, 3, bright_cells)] = draw.permutation(range(150, 255))[:bright_cells]
+    pixels = cells.reshape(CELLS, CELLS, 3).repeat(8, 0).repeat(8, 1)
+    return png(f"{seed}.png", pixels), pixels
+
+
+PICTURES = [picture(seed, bright) for seed, bright in enumerate((3, 5, 0, 7, 2, 6, 1, 4))]
+
+
+def check(results, alone):
+    """Each result has the boxes (xyxy, shares), scores and classes that `alone` finds in these pixels."""
+    for (_, pixels), result in zip(PICTURES, results, strict=True):
+        boxes, scores = alone(pixels)
+        assert result.detections.class_ids.tolist() == scores.argmax(axis=1).tolist()
+        np.testing.assert_allclose(result.detections.confidences, scores.max(axis=1), atol=1e-6)
+        np.testing.assert_allclose(result.detections.boxes_xyxy, boxes * 64, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("threshold", "config"),
+    [
+        pytest.param(0.2, CONFIG, id="noise has candidates, fully configured"),
+        pytest.param(0.55, {"class_names": NAMES}, id="noise has none, with names"),
+    ],
+)
+def test_a_yolov4_of_tensorflow_answers_for_each_image_what_it_answers_alone(tmp_path, capfd, threshold, config):
+    folder = save_yolov4(tmp_path / "yolov4", threshold)
+    *_, metadata = described_signature(folder, folder, ModelConfig(path=folder, **config), SETTINGS)
+    assert family_of(metadata) == "YOLOv4 of tensorflow-yolov4-tflite"
+    results, detector = detected(folder, [image for image, _ in PICTURES], SETTINGS, **config)
+    signature = tf.saved_model.load(folder).signatures["serving_default"]
+
+    def alone(pixels):
+        rows = signature(input_1=tf.constant(pixels[None] / 255.0, tf.float32))["tf_concat_18"].numpy()[0]
+        rows = rows[np.argsort(-rows[:, 4:].max(axis=1))]  # no two boxes overlap: nothing to suppress
+        return rows[:, [1, 0, 3, 2]], rows[:, 4:]
+
+    check(results, alone)
+    assert {len(result.detections) for result in results} == set(range(8))
+    said = [line for line in capfd.readouterr().err.splitlines() if "would mix its images" in line]
+    assert detector.batch_sizes == (1,) and said == [*detector.model.notes]
+    assert folder in said[0] and "batch size 1" in said[0]
+
+
+def test_a_model_of_a_fixed_batch_that_normalises_over_it_gets_each_image_alone(tmp_path):
+    """As one that was saved while it trained."""
 
     def predict(images):
         light = tf.reduce_mean(tf.cast(images, tf.float32), [1, 2, 3])
@@ -54,66 +101,13 @@ def save_normaliser(folder, batch=None):
         box = tf.constant([[0.25, 0.25, 0.75, 0.75]]) + 0.1 * shifted[:, None]
         return {"boxes": box[:, None], "scores": shifted[:, None]}
 
-    return save_model(folder, predict, tf.TensorSpec((batch, *HW, 3), tf.uint8, "images"))
-
-
-def picture(seed, bright_cells):
-    """Dark, with some bright cells: PNG bytes."""
-    draw = np.random.default_rng(seed)
-    cells = draw.integers(0, 40, (CELLS * CELLS, 3), np.uint8)
-    chosen = draw.permutation(CELLS * CELLS)[:bright_cells]
-    cells[chosen, draw.integers(0, 3, bright_cells)] = draw.permutation(range(150, 255))[:bright_cells]
-    pixels = cells.reshape(CELLS, CELLS, 3).repeat(8, 0).repeat(8, 1)
-    return EncodedImage(ImageRef(f"{seed}.png"), cv2.imencode(".png", pixels[..., ::-1])[1].tobytes()), pixels
-
-
-PICTURES = [picture(seed, bright) for seed, bright in enumerate((3, 5, 0, 7, 2, 6, 1, 4))]
-
-
-def found_in(folder, config, settings=SETTINGS):
-    results, detector = detected(folder, [image for image, _ in PICTURES], settings, **config)
-    return results, detector.batch_sizes, detector.model.notes
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("config", [{"class_names": NAMES}, CONFIG], ids=["with names", "fully configured"])
-@pytest.mark.parametrize("threshold", [0.2, 0.55], ids=["noise has candidates", "noise has none"])
-def test_a_yolov4_of_tensorflow_answers_for_each_image_what_it_answers_alone(tmp_path, capfd, threshold, config):
-    folder = save_yolov4(tmp_path / "yolov4", threshold)
-    *_, metadata = described_signature(folder, folder, ModelConfig(path=folder, **config), SETTINGS)
-    assert family_of(metadata) == "YOLOv4 of tensorflow-yolov4-tflite"
-    results, batch_sizes, notes = found_in(folder, config)
+    folder = save_model(tmp_path / "model", predict, tf.TensorSpec((3, *HW, 3), tf.uint8, "images"))
+    results, detector = detected(folder, [image for image, _ in PICTURES], DetectConfig(score_threshold=0.0))
     signature = tf.saved_model.load(folder).signatures["serving_default"]
-    for (_, pixels), result in zip(PICTURES, results, strict=True):
-        rows = signature(input_1=tf.constant(pixels[None] / 255.0, tf.float32))["tf_concat_18"].numpy()[0]
-        rows = rows[np.argsort(-rows[:, 4:].max(axis=1))]  # no two boxes overlap: nothing to suppress
-        assert result.detections.class_ids.tolist() == rows[:, 4:].argmax(axis=1).tolist()
-        np.testing.assert_allclose(result.detections.confidences, rows[:, 4:].max(axis=1), atol=1e-6)
-        np.testing.assert_allclose(result.detections.boxes_xyxy, rows[:, [1, 0, 3, 2]] * 64, atol=1e-3)
-    assert {len(result.detections) for result in results} == set(range(8))
-    assert (batch_sizes, len(notes)) == ((1,), 1)
-    said = [line for line in capfd.readouterr().err.splitlines() if "would mix its images" in line]
-    assert said == [*notes] and folder in said[0] and "batch size 1" in said[0]
 
+    def alone(pixels):
+        found = signature(images=tf.constant(np.repeat(pixels[None], 3, 0)))
+        return found["boxes"].numpy()[0], found["scores"].numpy()[:1]
 
-@pytest.mark.parametrize(
-    ("save", "batch_sizes"),
-    [
-        pytest.param(save_normaliser, (1,), id="normalises over the batch"),
-        pytest.param(lambda folder: save_normaliser(folder, batch=3), (3,), id="the same with a fixed batch"),
-    ],
-)
-def test_a_model_whose_images_influence_each_other_gets_them_alone(tmp_path, save, batch_sizes):
-    folder = save(tmp_path / "model")
-    results, sizes, notes = found_in(folder, {}, DetectConfig(batch_sizes=(1, 2, 4), score_threshold=0.0))
-    signature = tf.saved_model.load(folder).signatures["serving_default"]
-    for (_, pixels), result in zip(PICTURES, results, strict=True):
-        alone = signature(images=tf.constant(np.repeat(pixels[None], sizes[0], 0)))
-        np.testing.assert_allclose(result.detections.confidences[0], alone["scores"].numpy()[0, 0], atol=1e-6)
-        np.testing.assert_allclose(result.detections.boxes_xyxy[0], alone["boxes"].numpy()[0, 0] * 64, atol=1e-3)
-    assert (sizes, len(notes)) == (batch_sizes, 1)
-
-
-def test_a_model_that_keeps_its_images_apart_keeps_its_batches(bright_model):
-    _, batch_sizes, notes = found_in(bright_model, {})
-    assert (batch_sizes, notes) == ((1, 2, 4), ())
+    check(results, alone)
+    assert (detector.batch_sizes, len(detector.model.notes)) == ((3,), 1)
