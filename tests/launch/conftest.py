@@ -8,6 +8,18 @@ from pipeline import run
 
 
 @pytest.fixture
+def out(tmp_path):
+    """The results folder of `arguments`."""
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def arguments(tmp_path, bright_model, out) -> list:
+    """The arguments of a job over the images in the folder `in`."""
+    return ["--input", tmp_path / "in", "--output", out, "--model", bright_model]
+
+
+@pytest.fixture
 def job(tmp_path, monkeypatch, bright_model, capsys):
     """Runs a job with output `out` in the current folder, and returns its counts of images, which add up."""
     monkeypatch.chdir(tmp_path)
@@ -21,5 +33,18 @@ def job(tmp_path, monkeypatch, bright_model, capsys):
         images = summary["images"]
         assert images["read"] == images["detected"] + images["dead"] + images["skipped"]
         return images
+
+    return start
+
+
+@pytest.fixture
+def error_of(capfd):
+    """Runs a command that is refused: exit code 2 and one line, which it returns."""
+
+    def start(*arguments: object) -> str:
+        assert run.main([*map(str, arguments)]) == 2
+        printed, error = capfd.readouterr()
+        assert printed == "" and error.startswith("error: ") and error.count("\n") == 1
+        return error
 
     return start

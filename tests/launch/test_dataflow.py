@@ -18,10 +18,7 @@ from tests.dataflow_service import running_dataflow_service
 
 BATCH, STREAMING = "configs/batch_gcs_dataflow_gpu.yaml", "configs/streaming_pubsub_dataflow_gpu.yaml"
 CLOUD = ["--project=test-project", "--region=europe-west1", "--no_auth"]
-GOLDEN = REPO / "tests" / "golden"
-GPU = {
-    "beam:resources:accelerator:v1": b"type:nvidia-tesla-t4;count:1;install-nvidia-driver",
-}
+GPU = {"beam:resources:accelerator:v1": b"type:nvidia-tesla-t4;count:1;install-nvidia-driver"}
 DETECT_OBJECTS = {
     "DetectObjects/StartDetecting",
     "DetectObjects/RunInference/BatchElements/ParDo(_GlobalWindowsBatchingDoFn)",
@@ -84,60 +81,59 @@ def dataflow():
 
 
 @pytest.fixture
+def batch(gcs_bucket, dataflow):
+    """A command line that submits the batch job to the service."""
+    gcs_bucket.blob("in/a.jpg").upload_from_string(b"not read by the launcher")
+    bucket = f"gs://{gcs_bucket.name}"
+    places = ["--input", f"{bucket}/in/*", "--output", f"{bucket}/out", f"--temp_location={bucket}/tmp"]
+    return ["--config", BATCH, *places, f"--dataflow_endpoint={dataflow.endpoint}", *CLOUD, "--model=digits"]
+
+
+@pytest.fixture
+def stream(gcs_bucket, pubsub_emulator, dataflow):
+    """A command line that submits the streaming job to the service."""
+    (output, _), (_, subscription) = pubsub_emulator.create(), pubsub_emulator.create()
+    bucket = f"gs://{gcs_bucket.name}"
+    places = ["--input", subscription, "--output", output, "--archive", f"{bucket}/archive", f"--temp_location={bucket}/tmp"]
+    flags = [f"--dataflow_endpoint={dataflow.endpoint}", *CLOUD, "--model=digits", "--job_name=detect"]
+    return ["--config", STREAMING, *places, *flags]
+
+
+@pytest.fixture
 def submitted(gcs_bucket, dataflow, tmp_path):
     """Submits the job of a command line to a service where it is done at once; what was submitted."""
     dataflow.first_state = "JOB_STATE_DONE"
 
-    def submit(config: str, *flags: str) -> Submitted:
-        bucket, place = f"gs://{gcs_bucket.name}", tmp_path / "job.json"
-        flags = (*CLOUD, f"--dataflow_endpoint={dataflow.endpoint}", f"--dataflow_job_file={place}", *flags)
-        flags = ("--model", "digits", f"--temp_location={bucket}/tmp", "--sdk_container_image=reg/worker:gpu", *flags)
-        run.main(["--config", config, *flags])  # a batch job ends with an error, since the service runs nothing
-        assert len(dataflow.jobs) == 1
+    def submit(arguments: list[str]) -> Submitted:
+        place = tmp_path / "job.json"
+        # a batch job ends with an error, since the service runs nothing
+        run.main([*arguments, f"--dataflow_job_file={place}", "--sdk_container_image=reg/worker:gpu"])
         (graph,) = [blob for blob in gcs_bucket.list_blobs() if blob.name.endswith("/pipeline.pb")]
         return Submitted(json.loads(place.read_text()), beam_runner_api_pb2.Pipeline.FromString(graph.download_as_bytes()))
 
     return submit
 
 
-@pytest.fixture
-def batch(submitted, gcs_bucket):
-    """Submits the job of the batch config, with more flags."""
-    gcs_bucket.blob("in/a.jpg").upload_from_string(b"not read by the launcher")
-    places = ("--input", f"gs://{gcs_bucket.name}/in/*", "--output", f"gs://{gcs_bucket.name}/out")
-    return lambda *flags, config=BATCH: submitted(config, *places, *flags)
-
-
-@pytest.fixture
-def streaming(submitted, gcs_bucket, pubsub_emulator):
-    """Submits the job of the streaming config."""
-    (output, _), (_, subscription) = pubsub_emulator.create(), pubsub_emulator.create()
-    places = ("--input", subscription, "--output", output, "--archive", f"gs://{gcs_bucket.name}/archive")
-    return lambda: submitted(STREAMING, *places)
-
-
 def check_job(job: Submitted, config: str) -> None:
     """What both configs say of machines, field by field; of the steps only the four of DetectObjects ask for a GPU."""
-    said = yaml.safe_load((REPO / config).read_text())["beam_options"]
+    asked = yaml.safe_load((REPO / config).read_text())["beam_options"]
     pool, experiments = job.pool, job.environment["experiments"]
-    assert (pool["machineType"], pool["diskSizeGb"]) == (said["machine_type"], said["disk_size_gb"])
-    scaling = {"algorithm": "AUTOSCALING_ALGORITHM_BASIC", "maxNumWorkers": said["max_num_workers"]}
+    assert (pool["machineType"], pool["diskSizeGb"]) == (asked["machine_type"], asked["disk_size_gb"])
+    scaling = {"algorithm": "AUTOSCALING_ALGORITHM_BASIC", "maxNumWorkers": asked["max_num_workers"]}
     assert pool["autoscalingSettings"] == scaling
-    assert pool.get("numWorkers") == said.get("num_workers")
-    assert pool.get("numThreadsPerWorker") == said.get("number_of_worker_harness_threads")
+    assert pool.get("numWorkers") == asked.get("num_workers")
+    assert pool.get("numThreadsPerWorker") == asked.get("number_of_worker_harness_threads")
     assert not {"network", "subnetwork", "ipConfiguration"} & pool.keys(), "the service chooses"
     assert {image["containerImage"] for image in pool["sdkHarnessContainerImages"]} == {"reg/worker:gpu"}
     assert not [package["name"] for package in pool["packages"] if package["name"].endswith((".tar.gz", ".pickle"))]
     assert "no_use_multiple_sdk_containers" in experiments and "use_multiple_sdk_containers" not in experiments
-    assert not [name for name in experiments if "prism" in name]
     assert "serviceOptions" not in job.environment and job.options["save_main_session"] is False
-    hints = job.hints()
-    assert {name: asked for name, asked in hints.items() if asked} == dict.fromkeys(DETECT_OBJECTS, GPU)
+    assert {name: hints for name, hints in job.hints().items() if hints} == dict.fromkeys(DETECT_OBJECTS, GPU)
 
 
-def test_the_batch_job_asks_for_what_its_config_says(batch):
+def test_the_batch_job_asks_for_what_its_config_says(batch, submitted):
     """Detecting reads the images; before it no shuffle has any from a container, so none crosses the network twice."""
-    job = batch()
+    job = submitted(batch)
     assert job.job["type"] == "JOB_TYPE_BATCH"
     check_job(job, BATCH)
     before = job.before("DetectObjects/StartDetecting")
@@ -145,12 +141,12 @@ def test_the_batch_job_asks_for_what_its_config_says(batch):
     assert not [step for step in before if step.startswith(("ReadImages/ListImages", "ReadImages/DropDoubles"))]
 
 
-def test_the_streaming_job_asks_for_what_its_config_says_and_its_steps_keep_their_names(streaming):
+def test_the_streaming_job_asks_for_what_its_config_says_and_its_steps_keep_their_names(stream, submitted):
     """A running job is updated by them (`--update`); where a change is meant, write the golden file anew.
 
     Each worker that starts, be it months later, fetches what is staged; what lies below temp_location may be deleted.
     """
-    job = streaming()
+    job = submitted(stream)
     assert job.job["type"] == "JOB_TYPE_STREAMING"
     check_job(job, STREAMING)
     assert {"enable_streaming_engine", "enable_windmill_service"} <= set(job.environment["experiments"])
@@ -161,42 +157,33 @@ def test_the_streaming_job_asks_for_what_its_config_says_and_its_steps_keep_thei
     assert staged and all("/staging/" in place and "/tmp/" not in place for place in staged)
 
 
-def test_the_user_may_ask_for_a_process_a_core_and_for_no_machines_of_a_kind(batch):
-    flags = ("--runner=DataflowRunner", "--experiments=use_multiple_sdk_containers")
-    job = batch(*flags, config="configs/batch_gcs_direct.yaml")
+def test_the_user_may_ask_for_a_process_a_core_and_for_no_machines_of_a_kind(batch, submitted):
+    job = submitted(
+        [
+            "--config=configs/batch_gcs_direct.yaml",
+            *batch[2:],
+            "--runner=DataflowRunner",
+            "--experiments=use_multiple_sdk_containers",
+        ]
+    )
     assert not any(job.hints().values())
     experiments = job.environment["experiments"]
-    assert "use_multiple_sdk_containers" in experiments
-    assert "no_use_multiple_sdk_containers" not in experiments
+    assert "use_multiple_sdk_containers" in experiments and "no_use_multiple_sdk_containers" not in experiments
 
 
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        pytest.param(["--config", BATCH, "--output", "out"], "output: expected a folder that the workers", id="local output"),
-        pytest.param(["--config", STREAMING, "--output", "projects/p12345/topics/t01"], "archive: expected", id="no archive"),
-        pytest.param(
-            ["--runner=DirectRunner", "--config", BATCH, "--output", "out"], "DataflowRunner, which fits", id="local GPU"
-        ),
+        pytest.param(["--config", BATCH, "--output=out"], "output: expected a folder that the workers", id="local output"),
+        pytest.param(["--config", STREAMING, "--output=projects/p12345/topics/t01"], "archive: expected", id="no archive"),
+        pytest.param(["--config", BATCH, "--output=out", "--runner=DirectRunner"], "DataflowRunner, which fits", id="local GPU"),
         pytest.param(
             ["--config", BATCH, "--output=o", "--template_location=gs://b/t"], "template_location: a job", id="template"
         ),
     ],
 )
-def test_what_its_workers_cannot_be_or_reach_is_one_line_and_exit_code_2(flags, expected, capfd):
-    assert run.main([*flags, *CLOUD, "--temp_location=gs://bucket/tmp", "--input", "projects/p12345/subscriptions/s01"]) == 2
-    said = capfd.readouterr().err
-    assert expected in said and said.count("\n") == 1
-
-
-@pytest.fixture
-def stream_flags(gcs_bucket, pubsub_emulator, dataflow):
-    """A command line that submits the streaming job to the service."""
-    (output, _), (_, subscription) = pubsub_emulator.create(), pubsub_emulator.create()
-    bucket = f"gs://{gcs_bucket.name}"
-    places = ["--input", subscription, "--output", output, "--archive", f"{bucket}/archive", f"--temp_location={bucket}/tmp"]
-    places.append(f"--dataflow_endpoint={dataflow.endpoint}")
-    return ["--config", STREAMING, *places, *CLOUD, "--model=digits", "--job_name=detect"]
+def test_what_its_workers_cannot_be_or_reach_is_one_line_and_exit_code_2(flags, expected, error_of):
+    assert expected in error_of(*flags, *CLOUD, "--temp_location=gs://bucket/tmp", "--input=projects/p12345/subscriptions/s01")
 
 
 @contextlib.contextmanager
@@ -210,38 +197,33 @@ def signalled_when_running(service, number: signal.Signals):
         sender.join()
 
 
-def test_a_signal_drains_the_stream_and_waits_for_it(dataflow, stream_flags, capfd):
+def test_a_signal_drains_the_stream_and_waits_for_it(dataflow, stream, capfd):
     """The launcher's own memory of a stop reaches no worker there."""
     with signalled_when_running(dataflow, signal.SIGTERM):
-        assert run.main(stream_flags) == 0
+        assert run.main(stream) == 0
     assert [(job["name"], job["currentState"]) for job in dataflow.jobs.values()] == [("detect", "JOB_STATE_DRAINED")]
-    said = capfd.readouterr().err
-    assert "stopping: finishing in-flight images" in said and "error" not in said
+    printed = capfd.readouterr().err
+    assert "stopping: finishing in-flight images" in printed and "error" not in printed
 
 
-def test_an_update_replaces_the_running_job_of_its_name(dataflow, stream_flags):
+def test_an_update_replaces_the_running_job_of_its_name(dataflow, stream):
     """With its id, and the user's renamings; the launcher that waits for the old one ends well."""
     dataflow.jobs["old"] = {"id": "old", "name": "detect", "currentState": "JOB_STATE_RUNNING"}
     with signalled_when_running(dataflow, signal.SIGINT):
-        assert run.main([*stream_flags, "--update", '--transform_name_mapping={"Old": "New"}']) == 0
+        assert run.main([*stream, "--update", '--transform_name_mapping={"Old": "New"}']) == 0
     new = dataflow.jobs["job-1"]
     assert (new["replaceJobId"], new["transformNameMapping"]) == ("old", {"Old": "New"})
     assert dataflow.jobs["old"]["currentState"] == "JOB_STATE_UPDATED"
 
 
-def test_an_update_of_a_job_that_does_not_run_is_one_line_and_exit_code_2(dataflow, stream_flags, capfd):
+def test_an_update_of_a_job_that_does_not_run_is_one_line_and_exit_code_2(dataflow, stream, error_of):
     dataflow.jobs["other"] = {"id": "other", "name": "others", "currentState": "JOB_STATE_RUNNING"}
-    assert run.main([*stream_flags, "--update"]) == 2
-    said = capfd.readouterr().err
-    assert said == "error: --update: expected --job_name of a job that runs in europe-west1: others; got detect\n"
+    expected = "error: --update: expected --job_name of a job that runs in europe-west1: others; got detect\n"
+    assert error_of(*stream, "--update") == expected
 
 
-def test_a_batch_job_that_is_stopped_here_does_not_go_on_there(dataflow, gcs_bucket, capfd):
-    gcs_bucket.blob("in/a.jpg").upload_from_string(b"not read by the launcher")
-    bucket = f"gs://{gcs_bucket.name}"
-    places = ["--input", f"{bucket}/in/*", "--output", f"{bucket}/out", f"--temp_location={bucket}/tmp"]
-    places.append(f"--dataflow_endpoint={dataflow.endpoint}")
+def test_a_batch_job_that_is_stopped_here_does_not_go_on_there(dataflow, batch, capfd):
     with signalled_when_running(dataflow, signal.SIGINT):
-        assert run.main(["--config", BATCH, *places, *CLOUD, "--model=digits"]) == 130
+        assert run.main(batch) == 130
     assert [job["requestedState"] for job in dataflow.jobs.values()] == ["JOB_STATE_CANCELLED"]
     assert "stopped; rows that were written stay" in capfd.readouterr().err

@@ -3,31 +3,26 @@
 import base64
 import collections
 import contextlib
-import dataclasses
-import glob
+import itertools
 import json
 import os
 import random
 import signal
+import types
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipeline import run
-from tests import shard_rows
+from pipeline.records import row_bytes
 from tests.conftest import write_bright_image
-from tests.launch.jobs import needs_prism
+from tests.launch.jobs import needs_prism, rows_of
 from tests.processes import wait_until
-from tests.streaming_job import CuttableProxy, StreamingJob
+from tests.shard_rows import rows_in
+from tests.streaming_job import CONFIG, CuttableProxy, StreamingJob
 
 IMAGES = 500
 INPUT_TOPIC = "the topic that feeds the input"
-CONFIG = ("--config", "configs/streaming_pubsub_direct.yaml")
-
-
-def rows_in(folder: object, kind: str = "detections") -> list[dict]:
-    return [json.loads(line) for path in glob.glob(f"{folder}/{kind}/*.jsonl") for line in open(path, encoding="utf-8")]
 
 
 def is_broken(uri: str) -> bool:
@@ -42,19 +37,8 @@ def by_uri(rows: list[dict]) -> dict[str, dict]:
     return {row["image"]["uri"]: row for row in rows}
 
 
-@dataclasses.dataclass
-class Ended:
-    """What is left of a job that was fed everything at once and then ended with SIGTERM."""
-
-    folder: Path
-    images: list[str]
-    requests: dict[str, list[str]]
-    detections: list[Any]
-    dead_letters: list[Any]
-    answers: list[Any]
-    archive: Path
-    code: int
-    log: str
+def rows_in_messages(messages: list) -> list[dict]:
+    return [json.loads(message.data) for message in messages]
 
 
 HOSTILE = [b"hello", b"{", b'{"images": []}', b'{"uri": "/etc/passwd"}', b'["file:///etc/passwd"]', b'{"bytes": "?"}']
@@ -69,7 +53,8 @@ BROKEN = {"empty.jpg": b"", "text.jpg": b"no image", "cut.jpg": b"\xff\xd8\xff\x
 
 
 @pytest.fixture(scope="module")
-def ended(_pubsub_process, tmp_path_factory, bright_model) -> Ended:
+def ended(_pubsub_process, tmp_path_factory, bright_model) -> types.SimpleNamespace:
+    """What is left of a job that was fed everything at once and then ended with SIGTERM."""
     folder = tmp_path_factory.mktemp("stream")
     random.seed(5)
     for n in range(IMAGES):
@@ -78,11 +63,9 @@ def ended(_pubsub_process, tmp_path_factory, bright_model) -> Ended:
     for name, content in BROKEN.items():
         (folder / "in" / name).write_bytes(content)
     images = sorted(str(path) for path in (folder / "in").iterdir())
-    requests, left = {}, list(images)
-    for number, size in enumerate(n for _ in range(60) for n in (1, 3, 11, 40)):
-        asked, left = left[:size], left[size:]
-        if asked:
-            requests[f"r{number}"] = asked
+    left, sizes = iter(images), itertools.cycle((1, 3, 11, 40))
+    asked = iter(lambda: [*itertools.islice(left, next(sizes))], [])
+    requests = {f"r{number}": uris for number, uris in enumerate(asked)}
     asking = [{"request_id": name, "images": [{"uri": uri} for uri in uris]} for name, uris in requests.items()]
     notice = (b"{}", {"eventType": "OBJECT_DELETE", "bucketId": "bucket", "objectId": "x.jpg", "objectGeneration": "1"})
     singly = [{"uri": uri} for uri in images if not is_broken(uri)]  # what fails is tried again when it is asked for again
@@ -94,38 +77,36 @@ def ended(_pubsub_process, tmp_path_factory, bright_model) -> Ended:
     flags = ("--allow-uri-prefix", "gs://", folder / "in", "--shard-seconds", "2", "--batch-timeout-ms", "20")
     with StreamingJob(_pubsub_process, folder, bright_model, *flags, forked=False) as job:
         job.publish(*messages)
-        detections = job.take(job.detections, IMAGES)
-        dead_letters = job.take(job.dead_letters, DEAD)
-        answers = job.take(job.answers, len(requests) + len(REFUSED))
+        wanted = {job.detections: IMAGES, job.dead_letters: DEAD, job.answers: len(requests) + len(REFUSED)}
+        taken = [job.take(topic, count) for topic, count in wanted.items()]
         code = job.signal(signal.SIGTERM)
-        for topic, taken in ((job.detections, detections), (job.dead_letters, dead_letters), (job.answers, answers)):
-            taken.extend(job.rest(topic))
-    return Ended(folder, images, requests, detections, dead_letters, answers, job.archive, code, job.output())
+        detections, dead_letters, answers = ([*some, *job.rest(topic)] for topic, some in zip(wanted, taken, strict=True))
+    published = {"detections": detections, "dead_letters": dead_letters, "answers": answers}
+    return types.SimpleNamespace(folder=folder, job=job, images=images, requests=requests, code=code, **published)
 
 
 def test_batch_and_stream_give_equal_rows(ended, run_job, bright_model, tmp_path):
     """On the topic and in the archive, each once although it was asked for three times, and the same dead letters."""
     assert run_job("--input", ended.folder / "in", "--output", tmp_path / "out", "--model", bright_model)[0] == 0
-    batch = by_uri(rows_in(tmp_path / "out"))
-    assert len(batch) == len(ended.detections) == len(rows_in(ended.archive)) == IMAGES
+    batch = rows_of(tmp_path / "out")
+    assert len(batch) == IMAGES
     assert len({message.attributes["detection_id"] for message in ended.detections}) == IMAGES
-    assert by_uri([json.loads(message.data) for message in ended.detections]) == batch
-    assert by_uri(rows_in(ended.archive)) == batch
-    dead = by_uri(rows_in(tmp_path / "out", "dead_letters"))
-    streamed = {row["image"]["uri"]: row for row in rows_in(ended.archive, "dead_letters") if row["image"].get("uri") in dead}
-    assert streamed == dead
+    assert sorted(rows_in_messages(ended.detections), key=row_bytes) == batch
+    assert rows_of(ended.job.archive) == batch
+    dead = rows_of(tmp_path / "out", "dead_letters")
+    assert [row for row in rows_of(ended.job.archive, "dead_letters") if is_broken(row["image"].get("uri", ""))] == dead
     assert len(dead) == len(BROKEN)
 
 
 def test_what_is_no_request_is_a_dead_letter_and_stops_nothing(ended):
     """On the topic and in files; nothing outside the allowed prefixes is read."""
-    rows = [json.loads(message.data) for message in ended.dead_letters]
+    rows = rows_in_messages(ended.dead_letters)
     assert len(rows) == DEAD
     payloads = {base64.b64decode(row.get("payload_base64", "")) for row in rows if row["stage"] == "message"}
     assert payloads == {*HOSTILE, *REFUSED.values()}
     inline = [row for row in rows if row["image"].get("uri", "").startswith("inline:")]
     assert [base64.b64decode(row["payload_base64"]) for row in inline] == [INLINE_BROKEN]
-    assert sorted(map(str, rows)) == sorted(map(str, rows_in(ended.archive, "dead_letters")))
+    assert sorted(map(str, rows)) == sorted(map(str, rows_of(ended.job.archive, "dead_letters")))
     assert sum(row["reason"] == "not_allowed" for row in rows) == 2
     ids = [message.attributes["request_id"] for message in ended.dead_letters if "request_id" in message.attributes]
     broken = [name for name, uris in ended.requests.items() for uri in uris if is_broken(uri)]
@@ -134,7 +115,7 @@ def test_what_is_no_request_is_a_dead_letter_and_stops_nothing(ended):
 
 def test_each_request_is_answered_once_with_all_its_images(ended):
     """Also for images that another request or message asked for first; what failed is named; rows are those of the topic."""
-    answers = [json.loads(message.data) for message in ended.answers]
+    answers = rows_in_messages(ended.answers)
     assert all(answer["complete"] for answer in answers)
     answered = sorted((answer["request_id"], uris_of(answer["results"]), uris_of(answer["failed"])) for answer in answers)
     expected = [
@@ -142,30 +123,24 @@ def test_each_request_is_answered_once_with_all_its_images(ended):
         for name, uris in ended.requests.items()
     ]
     assert answered == sorted([*expected, *((name, [], [None]) for name in REFUSED)])
-    rows = by_uri([json.loads(message.data) for message in ended.detections])
+    rows = by_uri(rows_in_messages(ended.detections))
     assert all(row == rows[row["image"]["uri"]] for answer in answers for row in answer["results"])
 
 
 def test_sigterm_ends_the_job_well(ended):
-    """Exit code 0, summary and report are written, and their counts add up."""
-    assert ended.code == 0, ended.log
-    assert "Traceback" not in ended.log
-    summary = json.loads((ended.archive / "summary.json").read_text())
+    """Exit code 0, summary and report are written, and their counts add up. A backlog makes full batches."""
+    assert ended.code == 0 and "Traceback" not in ended.job.output(), ended.job.output()
+    summary = json.loads((ended.job.archive / "summary.json").read_text())
     images = summary["images"]
-    assert images["detected"] == IMAGES
-    assert images["dead"] == DEAD
+    assert (images["detected"], images["dead"]) == (IMAGES, DEAD)
     most = 3 * len(ended.images) + len(HOSTILE) + len(REFUSED) + 2
     assert len(ended.images) < images["read"] <= most  # repeats may be left when it ends
     assert images["read"] == images["detected"] + images["dead"] + images["skipped"]
     assert summary["mode"] == "streaming"
-    assert sum(int(size) * count for size, count in summary["batch_sizes"].items()) >= IMAGES
-    assert (ended.archive / "report.html").stat().st_size > 1000
-
-
-def test_batches_form_across_messages(ended):
-    """A backlog makes full batches, whatever the sizes of the requests."""
-    sizes = {int(size): n for size, n in json.loads((ended.archive / "summary.json").read_text())["batch_sizes"].items()}
-    assert sum(size * n for size, n in sizes.items()) / sum(sizes.values()) > max(sizes) / 2
+    assert (ended.job.archive / "report.html").stat().st_size > 1000
+    sizes = {int(size): count for size, count in summary["batch_sizes"].items()}
+    in_batches = sum(size * count for size, count in sizes.items())
+    assert in_batches >= IMAGES and in_batches / sum(sizes.values()) > max(sizes) / 2, "whatever the sizes of the requests"
 
 
 @pytest.mark.parametrize("runner", ["direct", pytest.param("prism", marks=(needs_prism, pytest.mark.matrix))])
@@ -193,9 +168,9 @@ def test_a_message_is_acknowledged_only_when_its_row_is_durable_and_published(
     with contextlib.closing(contextlib.ExitStack()) as stack:
         stack.callback(job.__exit__)
         in_topic = killed_after("published")
-        assert in_topic and not rows_in(job.archive)
+        assert in_topic and not rows_in(str(job.archive))
         killed_after("durable")
-        archived = set(by_uri(rows_in(job.archive)))
+        archived = set(by_uri(rows_in(str(job.archive))))
         assert archived
         last = killed_after("acknowledged")
         job.start()
@@ -204,8 +179,7 @@ def test_a_message_is_acknowledged_only_when_its_row_is_durable_and_published(
         wait_for_answers(job, {"published", "durable", "acknowledged"})
         assert job.signal(signal.SIGINT, group=True) == 0, job.output()
     everything = {"inline:published", "inline:durable", "inline:acknowledged"}
-    assert set(ids) == set(by_uri(rows_in(job.archive))) == everything
-    assert {row["image"]["uri"] for row in shard_rows.rows_in(str(job.archive))} == everything
+    assert set(ids) == set(by_uri(rows_in(str(job.archive)))) == everything
     assert [len(each) for each in ids.values()] == [1, 1, 1]
 
 
@@ -296,46 +270,39 @@ def test_a_lost_connection_is_waited_for_and_seen(pubsub_emulator, tmp_path, bri
         (["--input", "projects/p/subscriptions/s01"], "with a project id of 6 characters or more"),
         (["--input", "photos/*.jpg"], "expected projects/<project>/subscriptions/<name>"),
         (["--input", "a", "b"], "expected one subscription"),
-        (["--direct_running_mode=multi_processing"], "a stream on DirectRunner runs in one process"),
-        (["--export", "csv"], "export: expected --mode batch"),
         (["--again"], "again: expected --mode batch"),
-        (["--runner", "PrismRunner", "--prism_location", "/nowhere/prism"], "go install"),
         (["--output", INPUT_TOPIC], "it feeds the input, so the job would read what it publishes"),
         (["--dead-letter-topic", INPUT_TOPIC], "it feeds the input"),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
+    ids=str,
 )
-def test_a_wrong_place_is_one_line_and_exit_code_2(pubsub_emulator, capfd, flags, message):
+def test_a_wrong_place_is_one_line_and_exit_code_2(pubsub_emulator, error_of, flags, message):
     images, subscription = pubsub_emulator.create()
     output, _ = pubsub_emulator.create()
     flag, *values = [images if part == INPUT_TOPIC else part for part in flags]
     given = {"--input": [subscription], "--output": [output]} | {flag: values}
-    assert run.main([*CONFIG, *(part for name, parts in given.items() for part in (name, *parts))]) == 2
-    err = capfd.readouterr().err
-    assert err.startswith("error: ") and message in err
-    assert err.count("\n") == 1
+    assert message in error_of("--config", CONFIG, *(part for name, parts in given.items() for part in (name, *parts)))
 
 
 def test_a_dry_run_reads_no_message(pubsub_emulator, bright_model, capsys):
     images, subscription = pubsub_emulator.create()
     output, _ = pubsub_emulator.create()
     pubsub_emulator.publisher().publish(images, b"an image").result()
-    assert run.main([*CONFIG, "--input", subscription, "--output", output, "--model", bright_model, "--dry-run"]) == 0
+    places = ["--input", subscription, "--output", output]
+    assert run.main(["--config", CONFIG, *places, "--model", bright_model, "--dry-run"]) == 0
     assert "a message is acknowledged when its answers are published" in capsys.readouterr().out
     assert len(pubsub_emulator.take(subscription, 1)) == 1
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "said"),
+    ("variable", "value", "message"),
     [
-        pytest.param("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/none.json", "no usable credentials", id="no credentials"),
-        pytest.param("PUBSUB_EMULATOR_HOST", "127.0.0.1:9", "cannot be reached", id="out of reach"),
+        ("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/none.json", "no usable credentials"),
+        ("PUBSUB_EMULATOR_HOST", "127.0.0.1:9", "cannot be reached"),
     ],
 )
-def test_a_pubsub_that_cannot_be_used_is_one_line_and_exit_code_2(variable, value, said, monkeypatch, capfd):
+def test_a_pubsub_that_cannot_be_used_is_one_line_and_exit_code_2(variable, value, message, monkeypatch, error_of):
     monkeypatch.delenv("PUBSUB_EMULATOR_HOST", raising=False)
     monkeypatch.setenv(variable, value)
     places = ["--input", "projects/test-project/subscriptions/s01", "--output", "projects/test-project/topics/t01"]
-    assert run.main([*CONFIG, *places]) == 2
-    err = capfd.readouterr().err
-    assert said in err and err.count("\n") == 1
+    assert message in error_of("--config", CONFIG, *places)
