@@ -46,12 +46,7 @@ def plan_of(tmp_path, capsys):
     ("described", "found", "wrong"),
     [
         pytest.param({}, "cow 0.80 at [255, 95, 575, 385]", [], id="as it is"),
-        pytest.param(
-            {"box_format": "cxcywh"},
-            "cow 0.80 at [-32, -98, 542, 288]",
-            [],
-            id="a format that may be, and is not",
-        ),
+        pytest.param({"box_format": "cxcywh"}, "cow 0.80 at [-32, -98, 542, 288]", [], id="a format that may be, and is not"),
         pytest.param(
             {"box_units": "pixels"},
             "cow 0.80 at [2, 1, 4, 4]",
@@ -93,18 +88,15 @@ def test_images_that_cannot_be_read_do_not_hide_the_boxes_of_one_that_can(plan_o
 
 
 @pytest.mark.parametrize("images", [0, 1, 7])
-def test_a_dry_run_in_which_no_image_can_be_detected_in_ends_with_1(images, tmp_path, capsys, bright_model):
+def test_a_dry_run_in_which_no_image_can_be_detected_in_ends_with_1(images, arguments, tmp_path, capsys):
     """So that a script learns of it; where there is no image, and may be none, nothing was tried in vain."""
     (tmp_path / "in").mkdir()
     for n in range(images):
         (tmp_path / "in" / f"{n}.jpg").write_text("no image")
-    command = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--dry-run", "--batch-sizes", 1, "--allow-empty"]
-    assert run.main([*map(str, command), "--model", bright_model]) == (1 if images else 0)
-    said = capsys.readouterr()
-    assert said.out.count("dead letter, not_an_image") == min(images, 5)
-    assert said.err == (
-        "error: none of the images that were tried can be detected in; see their dead letters above\n" * bool(images)
-    )
+    assert run.main([*map(str, arguments), "--dry-run", "--batch-sizes=1", "--allow-empty"]) == (1 if images else 0)
+    printed, error = capsys.readouterr()
+    assert f"input    {images} images" in printed and printed.count("dead letter, not_an_image") == min(images, 5)
+    assert error == "error: none of the images that were tried can be detected in; see their dead letters above\n" * bool(images)
 
 
 def test_an_image_of_a_tfrecord_file_is_tried(plan_of, tmp_path, bright_model):
@@ -113,32 +105,22 @@ def test_an_image_of_a_tfrecord_file_is_tried(plan_of, tmp_path, bright_model):
     assert "tried    first: 640x480, 1 objects" in plan_of("--model", bright_model, images=tmp_path / "in.tfrecord")
 
 
-def test_a_dry_run_prints_what_it_would_do_also_where_a_name_is_no_unicode(tmp_path, run_job, bright_model):
+def test_a_dry_run_prints_what_it_would_do_also_where_a_name_is_no_unicode(arguments, out, tmp_path, run_job):
     """The images, the model and that nothing is written. In a process of its own: standard output is strict there."""
-    write_bright_image(tmp_path / "a.png", (640, 480), BOX)
-    (tmp_path / "in").mkdir()
-    (tmp_path / "a.png").rename(tmp_path / "in" / "caf\udce9.png")
-    code, out, err = run_job("--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model, "--dry-run")
-    assert (code, err) == (0, "")
-    assert f"tried    {tmp_path}/in/caf\\udce9.png: 640x480, 1 objects" in out
-    assert "1 images" in out and "bright 3, 128x96 stretch" in out and "nothing was written" in out
-    assert not (tmp_path / "out").exists()
+    write_bright_image(tmp_path / "in" / "a.png", (640, 480), BOX)
+    (tmp_path / "in" / "a.png").rename(tmp_path / "in" / "caf\udce9.png")
+    code, printed, error = run_job(*arguments, "--dry-run")
+    assert (code, error) == (0, "")
+    assert f"tried    {tmp_path}/in/caf\\udce9.png: 640x480, 1 objects" in printed
+    assert "1 images" in printed and "bright 3, 128x96 stretch" in printed and "nothing was written" in printed
+    assert not out.exists()
 
 
-def test_storage_that_fails_while_a_job_is_planned_is_one_line(tmp_path, run_job, bright_model):
+def test_storage_that_fails_while_a_job_is_planned_is_one_line(arguments, tmp_path, run_job):
     """As in a run: exit code 1 and the reason, no traceback."""
     write_bright_image(tmp_path / "in" / "a.png", (64, 48), (10, 10, 30, 30))
-    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model, "--dry-run"]
-    code, stdout, stderr = run_job(*arguments, at=Moment("pipeline.launch.batch:list_images", when="full"))
-    assert (code, stdout, stderr) == (1, "", "error: the job failed: [Errno 28] No space left on device\n")
-
-
-def test_an_input_that_names_nothing_is_an_error_in_a_dry_run_too(plan_of, tmp_path, bright_model, capsys):
-    (tmp_path / "empty.txt").write_text("")
-    arguments = ["--input", str(tmp_path / "empty.txt"), "--output", str(tmp_path / "out"), "--model", bright_model]
-    assert run.main([*arguments, "--dry-run"]) == 2
-    assert capsys.readouterr().err == f"error: input {tmp_path}/empty.txt: names no image\n"
-    assert "input    0 images" in plan_of("--model", bright_model, "--allow-empty", images=tmp_path / "empty.txt")
+    ended = run_job(*arguments, "--dry-run", at=Moment("pipeline.launch.batch:list_images", when="full"))
+    assert ended == (1, "", "error: the job failed: [Errno 28] No space left on device\n")
 
 
 def test_a_name_steers_no_terminal(capsys):

@@ -2,69 +2,54 @@
 
 import json
 import re
-import shutil
 
 import pytest
 
-from pipeline import run
 from pipeline.config import WriteConfig
 from pipeline.errors import DONE
 from pipeline.launch.finalize import JobReport
 from pipeline.stats.job_stats import JobStats, merge_stats
 from pipeline.stats.summary import RunFacts
-from tests.conftest import without_progress, write_bright_image
 from tests.forked_jobs import SystemCall
-from tests.launch.jobs import rows_of
+from tests.launch.jobs import rows_of, write_images
 from tests.stats.test_summary import detected, tally_of
 
-NOTHING = {
-    "a glob that matches nothing": "2026-11-21/*.jpg",
-    "a folder that is not there": "2026-11-21/",
-    "an empty manifest": "empty.txt",
-    "a manifest that is not there": "absent.csv",
-    "a folder without an image": "texts/",
-}
+
+@pytest.fixture
+def nothing(tmp_path) -> list:
+    """Inputs that name no image: a manifest, and a folder with a label."""
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("a label")
+    return [tmp_path / "empty.txt", tmp_path / "texts"]
 
 
-def empty_inputs(folder):
-    (folder / "empty.txt").write_text("")
-    (folder / "texts").mkdir()
-    (folder / "texts" / "a.txt").write_text("a label")
+@pytest.fixture
+def done_before(arguments, out, tmp_path, run_job):
+    """The arguments of a job that has run, less its input; its results stand in `out`."""
+    write_images(tmp_path / "in", "good.png")
+    assert run_job(*arguments)[0] == 0
+    return arguments[2:]
 
 
-@pytest.fixture(scope="module")
-def done_before(tmp_path_factory, run_job, bright_model):
-    """The results of a job with one image."""
-    folder = tmp_path_factory.mktemp("earlier")
-    write_bright_image(folder / "in" / "good.png", (64, 48), (10, 10, 30, 30))
-    assert run_job("--input", folder / "in", "--output", folder / "out", "--model", bright_model)[0] == 0
-    return folder / "out"
-
-
-@pytest.mark.parametrize("name", NOTHING.values(), ids=NOTHING)
-def test_an_input_that_names_nothing_is_an_error(name, tmp_path, bright_model, done_before, capsys):
-    """Such as one with a typo. Rows of an earlier run stay where they are."""
-    empty_inputs(tmp_path)
-    out = shutil.copytree(done_before, tmp_path / "out")
-    command = ["--input", tmp_path / name, "--output", out, "--model", bright_model]
-    assert run.main([*map(str, command)]) == 2
-    err = without_progress(capsys.readouterr().err)
-    assert err.startswith(f"error: input {tmp_path / name}") and err.count("\n") == 1
-    assert ": names no image\n" in err or name not in ("empty.txt", "texts/")
+def test_inputs_that_name_nothing_are_an_error(nothing, done_before, out, error_of):
+    """In a dry run, too. Rows of an earlier run stay where they are."""
+    for dry in ((), ("--dry-run",)):
+        for inputs in (nothing[:1], nothing[1:], nothing):
+            error = error_of("--input", *inputs, *done_before, *dry)
+            assert error.endswith(f"error: input {', '.join(map(str, inputs))}: names no image\n")
     assert len(rows_of(out)) == 1
 
 
-def test_inputs_that_name_nothing_may_do_so_where_the_user_says_so(tmp_path, run_job, bright_model, done_before):
+def test_inputs_that_name_nothing_may_do_so_where_the_user_says_so(nothing, done_before, out, tmp_path, bright_model, run_job):
     """A quiet day exits with 0 and a summary of zeros; rows of an earlier run, and its reports on top, stay where they are."""
-    empty_inputs(tmp_path)
-    out = shutil.copytree(done_before, tmp_path / "out")
-    arguments = ["--output", out, "--model", bright_model]
-    inputs, before = [tmp_path / name for name in NOTHING.values() if name != "texts/"], (out / "summary.json").read_bytes()
+    before = (out / "summary.json").read_bytes()
     (earlier,) = (out / "runs").iterdir()
-    code, stdout, err = run_job("--input", *inputs, *arguments, "--allow-empty", "--samples", 3)
-    assert (code, err) == (0, "")
-    assert "0 images read: 0 detected, 0 dead, 0 skipped" in stdout
-    assert stdout.endswith(f"results of model {bright_model} in {out}: report.html, summary.json\n")
+    inputs = [nothing[0], tmp_path / "2026-11-21/*.jpg", tmp_path / "absent.csv"]
+    code, printed, error = run_job("--input", *inputs, *done_before, "--allow-empty", "--samples", 3)
+    assert (code, error) == (0, "")
+    assert "0 images read: 0 detected, 0 dead, 0 skipped" in printed
+    assert printed.endswith(f"results of model {bright_model} in {out}: report.html, summary.json\n")
     (run_folder,) = {*(out / "runs").iterdir()} - {earlier}
     summary = json.loads((run_folder / "summary.json").read_text())
     assert summary["images"] == {"read": 0, "detected": 0, "dead": 0, "skipped": 0}
@@ -73,38 +58,32 @@ def test_inputs_that_name_nothing_may_do_so_where_the_user_says_so(tmp_path, run
     assert len(rows_of(out)) == 1 and not list(out.glob(".*"))
 
 
-def test_where_all_images_die_of_one_cause_the_line_says_it(tmp_path, run_job, bright_model):
+def test_where_all_images_die_of_one_cause_the_line_says_it(arguments, out, tmp_path, run_job):
     """Storage that is gone, say: the cause is there to read without opening the dead letters."""
     gone = [str(tmp_path / "gone" / f"{n}.jpg") for n in range(7)]
     (tmp_path / "list.txt").write_text("\n".join([*gone, str(tmp_path / "list.txt")]))
-    arguments = ["--input", tmp_path / "list.txt", "--output", tmp_path / "out", "--model", bright_model]
-
-    code, _, err = run_job(*arguments)
-
-    assert code == 1
-    head, example = err.split(", such as: ")
-    assert head == "error: 8 of 8 images failed, more than max_dead_share = 0.5; 7 of them not_found"
-    assert example in [f"{path} does not exist; see {tmp_path}/out/dead_letters\n" for path in gone]
+    code, _, error = run_job("--input", tmp_path / "list.txt", *arguments[2:])
+    head, example = error.split(", such as: ")
+    assert (code, head) == (1, "error: 8 of 8 images failed, more than max_dead_share = 0.5; 7 of them not_found")
+    assert example in [f"{path} does not exist; see {out}/dead_letters\n" for path in gone]
 
 
 @pytest.mark.parametrize(
-    ("place", "code", "said"),
+    ("place", "code"),
     [
-        pytest.param("os.rename:/detections/", 1, "error: the job failed: .*storage is gone", id="when rows get their names"),
-        pytest.param("os.rename:/summary.json", 1, "error: the job failed: .*storage is gone", id="when the summary is written"),
-        pytest.param("shutil.rmtree:/.staging-", 0, "", id="when all is done"),
+        pytest.param("os.rename:/detections/", 1, id="when rows get their names"),
+        pytest.param("os.rename:/summary.json", 1, id="when the summary is written"),
+        pytest.param("shutil.rmtree:/.staging-", 0, id="when all is done"),
     ],
 )
-def test_storage_that_fails_at_the_end_is_one_line(place, code, said, tmp_path, run_job, bright_model):
+def test_storage_that_fails_at_the_end_is_one_line(place, code, arguments, out, tmp_path, run_job):
     """No traceback; and what is left over does not make a failure of a job that is done."""
-    write_bright_image(tmp_path / "in" / "good.png", (64, 48), (10, 10, 30, 30))
-    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]
-    found, stdout, stderr = run_job(*arguments, at=SystemCall(place, None))
-    assert (found, stderr.count("\n")) == (code, bool(said)), stderr
-    assert re.match(said, stderr)
-    assert stdout.startswith("1 images read") == (code == 0)
+    write_images(tmp_path / "in", "good.png")
+    found, printed, error = run_job(*arguments, at=SystemCall(place, None))
+    assert found == code and re.fullmatch("error: the job failed: .*storage is gone.*\n" if code else "", error), error
+    assert printed.startswith("1 images read") == (code == 0)
     assert run_job(*arguments)[0] == 0
-    assert len(rows_of(tmp_path / "out")) == 1
+    assert len(rows_of(out)) == 1
 
 
 def test_a_thumbnail_that_is_no_picture_costs_the_job_its_sample_alone(tmp_path):
