@@ -11,34 +11,21 @@ from pipeline.stats.job_stats import JobStats
 from pipeline.stats.summary import RunFacts, summarise
 from tests.report.test_page import Page, sample
 
-SHOWN = CanaryStats(
-    "8",
-    "7",
-    images=100,
-    failed=2,
-    skipped=3,
-    seconds=0.49,
-    stable_images=2000,
-    stable_failed=1,
-    stable_seconds=19.99,
-    matched=90,
-    objects=200,
-    score_shift_sum=-4.5,
-)
+OF_CANARY = {"images": 100, "failed": 2, "skipped": 3, "seconds": 0.49}
+OF_STABLE = {"stable_images": 2000, "stable_failed": 1, "stable_seconds": 19.99}
+SHOWN = CanaryStats("8", "7", **OF_CANARY, **OF_STABLE, matched=90, objects=200, score_shift_sum=-4.5)
 
 
 def summary(canary):
     return summarise(JobStats(canary=canary), RunFacts(1.0, 2.0, 3.0, "run", {}, "streaming", "/m"))
 
 
-def test_the_summary_and_a_line_have_them_all():
+def test_the_summary_and_a_progress_line_have_all_figures():
     assert summary(SHOWN)["canary"] == {
         **{"version": "8", "stable": "7", "images": 100, "failed": 2, "skipped": 3, "agreement": 0.9, "score_shift": -0.05},
         **{"failure_rate": 0.02, "stable_failure_rate": 0.0005, "mean_ms": 5.0, "stable_mean_ms": 10.0},
     }
-    assert SHOWN.line() == (
-        "canary 8: 100 images, agreement 0.900, scores -0.050, failed 2.0% (stable 0.1%), 5 ms (stable 10 ms)"
-    )
+    assert SHOWN.line() == "canary 8: 100 images, agreement 0.900, scores -0.050, failed 2.0% (stable 0.1%), 5 ms (stable 10 ms)"
 
 
 @pytest.mark.parametrize(
@@ -49,7 +36,7 @@ def test_the_summary_and_a_line_have_them_all():
         pytest.param({"images": 2, "failed": 2}, "2 images, failed 100.0% (stable 0.0%), - ms (stable - ms)", id="failures only"),
     ],
 )
-def test_what_is_not_known_is_not_said(figures, line):
+def test_a_figure_that_is_not_known_is_left_out(figures, line):
     shown = CanaryStats("8", "7", **figures)
     assert (shown.agreement, shown.line()) == (None, f"canary 8: {line}")
 
@@ -58,20 +45,14 @@ def test_what_is_not_known_is_not_said(figures, line):
     ("figures", "merged"),
     [
         pytest.param([], None, id="none"),
+        pytest.param([("8", "7", 5, 1), ("8", "7", 7, 2)], ("8", "7", 12, 3), id="of two processes"),
         pytest.param(
-            [CanaryStats("8", "7", 5, 1, seconds=0.5), CanaryStats("8", "7", 7, 2)],
-            CanaryStats("8", "7", 12, 3, seconds=0.5),
-            id="of two processes",
-        ),
-        pytest.param(
-            [CanaryStats("9", "7", 900), CanaryStats("10", "7", 1)],
-            CanaryStats("10", "7", 1),
-            id="the newest, though a process that was killed had met more of another one",
+            [("9", "7", 900), ("10", "7", 1)], ("10", "7", 1), id="the newest, though a killed process met more of another"
         ),
     ],
 )
-def test_those_of_all_processes_add_up(figures, merged):
-    assert merge_canaries(figures) == merged
+def test_the_figures_of_all_processes_add_up(figures, merged):
+    assert merge_canaries(CanaryStats(*each) for each in figures) == (merged and CanaryStats(*merged))
 
 
 def disagreement(different, uri, thumbnail=b""):
@@ -86,12 +67,11 @@ def test_of_two_processes_the_images_that_differ_most_are_kept_and_each_once():
     merged = merge_canaries([first, second])
     assert [(each.different, each.stable.ref.uri) for each in merged.disagreements] == [(9, "b"), (8, "f"), (5, "d"), (3, "a")]
     assert pack(unpack(CanaryStats, pack(merged))) == pack(merged), "workers send them to the launcher"
-    assert not merged.wants_picture(3)
-    assert merged.wants_picture(4)
+    assert (merged.wants_picture(3), merged.wants_picture(4)) == (False, True)
 
 
 def test_the_report_has_a_part_for_a_canary_with_both_results_in_an_image_that_they_differ_on():
-    figures = dataclasses.replace(SHOWN)
+    figures = CanaryStats("8", "7", images=1)
     figures.add_disagreement(disagreement(2, "/photos/a.jpg", sample()[1].thumbnail))
     page = Page(render_report(summary(figures), [sample()], [], figures.pictures()))
     assert "Version 8 beside version 7." in page.text and "Where they differ most" in page.text_of("h3")

@@ -76,15 +76,10 @@ def test_few_of_many_images_are_wanted_whatever_their_order(levels):
 
 
 def test_a_purpose_gets_a_share_and_others_fill_up():
-    images = [image(f"{number}.jpg", *[("cat", 0.9)] * number) for number in range(1, 40)]
-    images += [image("nothing.jpg")]
+    images = [image(f"{number or 'nothing'}.jpg", *[("cat", 0.9)] * number) for number in range(40)]
     found = [(purpose, each.ref.uri) for purpose, each in chosen(kept_of(images, 12), 12)]
-    assert found[:4] == [
-        (MOST_OBJECTS, "39.jpg"),
-        (MOST_OBJECTS, "38.jpg"),
-        (MOST_OBJECTS, "37.jpg"),
-        (NOTHING_FOUND, "nothing.jpg"),
-    ]
+    most = [(MOST_OBJECTS, f"{number}.jpg") for number in (39, 38, 37)]
+    assert found[:4] == [*most, (NOTHING_FOUND, "nothing.jpg")]
     assert [purpose for purpose, _ in found[4:]] == [ANY] * 8
 
 

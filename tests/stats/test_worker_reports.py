@@ -5,7 +5,9 @@ import dataclasses
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -90,7 +92,7 @@ def test_a_worker_that_was_lost_while_messages_waited_leaves_no_age_of_the_backl
     assert seen.now().read == 1 + other.read
 
 
-def test_at_the_end_it_hears_what_is_told_meanwhile(staging, monkeypatch):
+def test_the_sum_at_the_end_has_what_is_reported_meanwhile(staging, monkeypatch):
     monkeypatch.setattr(worker_reports, "REPORT_SECONDS", 0.05)
     seen, stats = WorkerReports(staging), JobStats(read=1)
     StatsReporter(staging, stats.copy).start()
@@ -98,19 +100,13 @@ def test_at_the_end_it_hears_what_is_told_meanwhile(staging, monkeypatch):
     assert seen.at_the_end() == JobStats(read=2)
 
 
-class Model:
-    """What a worker's detector says of itself."""
-
-    def __init__(self, images):
-        self._stats = JobStats(batch_sizes=(1, 2), canary=CanaryStats("8", "7", images=images), model_notes=("a note",))
-
-    def model_stats(self):
-        return self._stats
+def of_model(images):
+    return JobStats(batch_sizes=(1, 2), canary=CanaryStats("8", "7", images=images), model_notes=("a note",))
 
 
 def report(staging, process, images=None):
     """Writes the report of a worker whose canary has received so many images; of one that has no model yet."""
-    process.model = Model(images) if images else None
+    process.model = SimpleNamespace(model_stats=lambda: of_model(images)) if images else None
     process.model_events = Counter(swaps=1)
     StatsReporter(staging, lambda: process.stats_of(JobStats())).flush()
 
@@ -122,8 +118,7 @@ def test_the_launcher_adds_up_what_workers_say_of_the_model_and_of_what_they_wai
     report(staging, process, 3)
     report(staging, process, 4)
     seen = WorkerReports(staging)
-    found = JobStats(batch_sizes=(1, 2), canary=CanaryStats("8", "7", images=7), model_notes=("a note",))
-    assert seen.now() == seen.model_stats() == dataclasses.replace(found, model_events={"swaps": 3})
+    assert seen.now() == seen.model_stats() == dataclasses.replace(of_model(7), model_events={"swaps": 3})
     report(staging, process, 5)
     monkeypatch.setattr(worker_reports, "REPORT_SECONDS", 0.05)
     assert seen.model_stats(wait_s=1.0).canary == CanaryStats("8", "7", images=12)
@@ -138,34 +133,32 @@ def test_nothing_comes_back_of_a_run_that_is_over(staging):
     shutil.rmtree(staging.folder)
     stats.read = 2
     reporter.flush()
-    assert not (REPO / staging.folder).exists()
+    assert not Path(staging.folder).exists()
 
 
-def test_a_worker_that_does_not_see_what_the_launcher_has_begun_says_so(staging):
-    """Its own disk has a folder of that name, or none."""
-    elsewhere = staging._replace(name="ffff")
-    expected = r"output .*/out: expected a folder that launcher and workers share, .* but the worker on \S+ does not find in it"
-    with pytest.raises(OutputError, match=expected):
-        WorkerContext(elsewhere, lambda: None, launched_at=worker_reports.time.time()).check_worker()
+def reached():
+    """The check of a model that can be reached."""
+
+
+def closed():
+    raise OSError("the bucket\nis closed")
+
+
+@pytest.mark.parametrize(
+    ("folder", "run", "check_model", "age_s", "error"),
+    [
+        pytest.param("out", "ffff", reached, 0, "out: expected a folder that launcher and workers share, .* but {}", id="disk"),
+        pytest.param("file", "0a1b", reached, 9999, r"file: expected a folder that can be written, .* \({}\)", id="no folder"),
+        pytest.param("out", "0a1b", closed, 0, r"the bucket is closed \({}\)", id="no model"),
+    ],
+)
+def test_what_a_worker_cannot_reach_is_one_line_each_time(staging, tmp_path, folder, run, check_model, age_s, error):
+    (tmp_path / "file").touch()
+    context = WorkerContext(Run(f"{tmp_path}/{folder}", run), check_model, launched_at=time.time() - age_s)
+    for _ in range(2):
+        with pytest.raises((OutputError, ModelError), match=error.format(r"the worker on \S+")):
+            context.check_worker()
 
 
 def test_in_place_of_a_worker_that_was_lost_long_after_no_launcher_is_expected(staging):
-    WorkerContext(staging._replace(name="ffff"), lambda: None, launched_at=1.0).check_worker()
-
-
-@pytest.mark.usefixtures("process")
-def test_a_worker_that_cannot_write_says_so(tmp_path):
-    (tmp_path / "out").write_text("a file")
-    with pytest.raises(OutputError, match=r"output .*/out: expected a folder that can be written, .* \(the worker on \S+\)"):
-        WorkerContext(Run(f"{tmp_path}/out", "0a1b"), lambda: None).check_worker()
-
-
-def test_a_worker_that_does_not_reach_the_model_says_so_each_time(staging):
-    """Whatever storage says, it is one line."""
-
-    def check():
-        raise OSError("the bucket\nis closed")
-
-    for _ in range(2):
-        with pytest.raises(ModelError, match=r"the bucket is closed \(the worker on \S+\)"):
-            WorkerContext(staging, check, launched_at=worker_reports.time.time()).check_worker()
+    WorkerContext(staging._replace(name="ffff"), reached, launched_at=1.0).check_worker()
