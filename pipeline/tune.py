@@ -302,16 +302,15 @@ def race(
       turn_s: Seconds of a turn.
 
     Raises:
-      InputError: None of the photos is an image, or shows an object.
+      InputError: None of the photos shows an object.
       ModelError: The model cannot be used with the settings of the start.
     """
     began = time.monotonic()
     with trial(configs, given, photos, _START_ANSWERS_S) as start:
         expected = start()
-        if not expected:
-            raise InputError(f"input: none of the {len(photos)} files is an image that can be decoded")
         if not any(row["detections"] for row in expected):
-            raise InputError(f"input: no object in {len(expected)} images, so nothing shows what a candidate finds; give others")
+            seen = f"{len(expected)} images that can be decoded, of {len(photos)} files"
+            raise InputError(f"input: no object in {seen}, so nothing shows what a candidate finds; give others")
         answers_s = max(_ANSWERS_S, _TIMES_START * (time.monotonic() - began))
 
         def measure(settings: Settings, rounds: int = _ROUNDS) -> Result:

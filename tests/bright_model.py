@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from models.metadata import DetectorMetadata, write_metadata
+from tests.tiny_models import box_around
 
 INPUT_HW = (96, 128)
 
@@ -14,14 +15,12 @@ def export_bright_model(output: Path, resize: str = "stretch", hangs_on_white: b
     """
     import tensorflow as tf
 
-    height, width = INPUT_HW
-
     class Bright(tf.Module):
         def __init__(self):
             super().__init__()
             self.threshold = tf.Variable(127.0)
 
-        @tf.function(input_signature=[tf.TensorSpec((None, height, width, 3), tf.uint8, "images")])
+        @tf.function(input_signature=[tf.TensorSpec((None, *INPUT_HW, 3), tf.uint8, "images")])
         def detect(self, images):
             bright = tf.cast(images[..., 1], tf.float32) > self.threshold
             if hangs_on_white:
@@ -29,14 +28,11 @@ def export_bright_model(output: Path, resize: str = "stretch", hangs_on_white: b
                 queue = tf.raw_ops.FIFOQueueV2(component_types=[tf.bool])
                 hang = lambda: tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.bool])[0]  # noqa: E731
                 bright = tf.logical_and(bright, tf.cond(white, hang, lambda: True))
-            columns, rows = tf.reduce_any(bright, 1), tf.reduce_any(bright, 2)
-            x0, x1 = _span(tf, columns, width)
-            y0, y1 = _span(tf, rows, height)
-            found = tf.reduce_any(columns, 1)
+            found = tf.reduce_any(bright, [1, 2])
             return {
-                "boxes": tf.stack([x0, y0, x1, y1], -1)[:, None, :],
+                "boxes": tf.cast(box_around(bright), tf.float32)[:, None],
                 "scores": tf.where(found, 0.9, 0.0)[:, None],
-                "classes": tf.zeros_like(x0, tf.int32)[:, None],
+                "classes": tf.zeros_like(found, tf.int32)[:, None],
                 "num_detections": tf.cast(found, tf.int32),
             }
 
@@ -52,11 +48,3 @@ def export_bright_model(output: Path, resize: str = "stretch", hangs_on_white: b
     )
     write_metadata(str(output), metadata)
     return str(output.parent)
-
-
-def _span(tf, any_bright, size):
-    """First and one past the last bright column (or row), as shares of the input."""
-    places = tf.range(size, dtype=tf.float32)
-    first = tf.reduce_min(tf.where(any_bright, places, float(size)), 1)
-    last = tf.reduce_max(tf.where(any_bright, places + 1.0, 0.0), 1)
-    return first / size, last / size

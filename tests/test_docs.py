@@ -46,7 +46,7 @@ def test_the_examples_of_the_python_interface_run_as_they_stand(tmp_path):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_link_leads_to_a_file_and_its_heading(page):
+def test_every_link_and_every_path_in_code_quotes_leads_to_what_is_there(page):
     """A moved file or a renamed heading shows."""
     for target, _, heading in (link.partition("#") for link in re.findall(r"\]\(([^)]+)\)", PAGES[page])):
         if "://" in target:
@@ -56,11 +56,6 @@ def test_every_link_leads_to_a_file_and_its_heading(page):
         if heading:
             headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
             assert heading in {re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings}
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_every_path_in_code_quotes_exists(page):
-    """A page that sends a reader to a file sends them to one that is there."""
     quoted = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]+)(?:::?[\w.:]+)?`", PAGES[page])
     assert [path for path in quoted if not (REPO / path).exists()] == []
 
@@ -74,8 +69,12 @@ def flags_of(verb: str) -> set[str]:
     return {*FLAG.findall(shown.getvalue())} | of_beam
 
 
+def flags_in(text: str, pattern: re.Pattern[str]) -> set[str]:
+    return {re.sub("^--no-", "--", flag) for flag in pattern.findall(text)} - OF_OTHERS
+
+
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_has_flags_of_its_verb(page):
+def test_every_command_has_flags_of_its_verb_and_every_flag_in_the_text_is_one_of_some_verb(page):
     """A flag that was renamed, removed, or shown with another verb shows; so does a verb that is not there."""
     verbs = {verb.module.removeprefix("pipeline."): name for name, verb in reversed(VERBS.items())}
     for verb, module, rest in COMMAND.findall(PAGES[page].replace("\\\n", " ")):
@@ -84,15 +83,8 @@ def test_every_command_has_flags_of_its_verb(page):
             assert not FLAG.findall(rest), "a module that is no verb takes no flags"
             continue
         assert name in VERBS, verb or module
-        shown = {re.sub("^--no-", "--", flag) for flag in FLAG.findall(rest)}
-        assert shown - flags_of(name) - OF_OTHERS == set(), f"detect-objects {name}{rest}"
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_every_flag_in_the_text_is_a_flag_of_some_command(page):
-    """Renamed settings show."""
-    shown = {re.sub("^--no-", "--", flag) for flag in re.findall(r"`(--[a-z][\w-]*)", PAGES[page])}
-    assert shown - OF_OTHERS - set().union(*map(flags_of, VERBS)) == set()
+        assert flags_in(rest, FLAG) - flags_of(name) == set(), f"detect-objects {name}{rest}"
+    assert flags_in(PAGES[page], re.compile(r"`(--[a-z][\w-]*)")) - set().union(*map(flags_of, VERBS)) == set()
 
 
 def promised(text: str) -> set[str]:
@@ -100,18 +92,15 @@ def promised(text: str) -> set[str]:
     return set(re.findall(r"`(tests/[^`]+\.py(?:::\w+)+)`", text))
 
 
-@pytest.mark.slow
-def test_make_test_runs_the_test_of_every_promise():
-    """But for the last table of docs/guarantees.md, whose tests are there. A test that is renamed, dropped or put aside shows."""
-    shown, _, shown_elsewhere = PAGES["docs/guarantees.md"].partition("## Shown by `make test-matrix`")
-    assert len(promised(shown)) >= 20 and promised(shown_elsewhere)
-    for names, marked in ((promised(shown), ["-m", "not matrix"]), (promised(shown_elsewhere), [])):
-        files = sorted({name.split("::")[0] for name in names})
-        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *marked, *files]
-        env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False, env=env)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert names - {line.partition("[")[0] for line in done.stdout.splitlines()} == set()
+def test_make_test_runs_the_test_of_every_promise(request):
+    """But for the last table of docs/guarantees.md. A test that is renamed, dropped or, seen by `make test`, put aside shows."""
+    shown, _, elsewhere = map(promised, PAGES["docs/guarantees.md"].partition("## Shown by `make test-matrix`"))
+    assert len(shown) >= 20 and elsewhere
+    for file, *_, name in (test.split("::") for test in shown | elsewhere):
+        assert re.search(rf"(def|class) {name}\b", (REPO / file).read_text(encoding="utf-8")), name
+    given = request.config
+    if (given.option.markexpr, given.option.keyword, given.args) == ("not matrix", "", given.getini("testpaths")):
+        assert shown - {item.nodeid.partition("[")[0] for item in request.session.items} == set()
 
 
 def test_every_config_loads():

@@ -1,6 +1,6 @@
 """A screen about this machine and this installation, which names what is broken and what to install."""
 
-from importlib.metadata import PathDistribution
+import importlib.metadata
 
 import pytest
 
@@ -14,44 +14,32 @@ Provides-Extra: here
 Provides-Extra: lacking
 Provides-Extra: dev
 Requires-Dist: numpy
-{needed}
+Requires-Dist: {needed}
 Requires-Dist: pydantic ; extra == "here"
 Requires-Dist: absent-package>=2 ; extra == "lacking"
 Requires-Dist: absent-tool ; extra == "dev"
 """
-
-
-@pytest.fixture
-def installed(tmp_path):
-    """What is found for a program whose metadata has another line."""
-
-    def findings(needed: str) -> dict[str, tuple[str, bool]]:
-        (tmp_path / "METADATA").write_text(METADATA.format(needed=needed))
-        return {part: (found, broken) for part, found, broken in doctor.packages(PathDistribution(tmp_path))}
-
-    return findings
-
-
-def test_what_an_extra_lacks_is_a_line_with_the_command_that_installs_it(installed):
-    """It breaks nothing."""
-    found = installed("Requires-Dist: pyarrow ; python_version >= '3'")
-    assert found["packages"] == (f"all 2, numpy {doctor.importlib.metadata.version('numpy')}", False)
-    how = "python -m pip install 'hybrid-detection-pipeline[lacking]'"
-    assert found["  [lacking]"] == (f"optional: {how} (absent-package is not installed)", False)
-    assert found["  [here]"] == ("installed", False)
-    assert "  [dev]" not in found
+NUMPY = importlib.metadata.version("numpy")
 
 
 @pytest.mark.parametrize(
-    ("needed", "said"),
+    ("needed", "said", "broken"),
     [
-        pytest.param("Requires-Dist: absent-package", "absent-package is not installed", id="absent"),
-        pytest.param("Requires-Dist: pyarrow<1", ", expected <1", id="too new"),
+        pytest.param("pyarrow ; python_version >= '3'", f"all 2, numpy {NUMPY}", False, id="all there"),
+        pytest.param("absent-package", "absent-package is not installed", True, id="absent"),
+        pytest.param("numpy<1", f"numpy is {NUMPY}, expected <1", True, id="too new"),
     ],
 )
-def test_a_package_that_the_program_needs_and_has_not_is_broken(installed, needed, said):
-    found, broken = installed(needed)["packages"]
-    assert said in found and broken
+def test_a_package_that_the_program_lacks_is_broken_and_one_of_an_extra_is_a_line_with_the_command(
+    tmp_path, needed, said, broken
+):
+    (tmp_path / "METADATA").write_text(METADATA.format(needed=needed))
+    how = "optional: python -m pip install 'hybrid-detection-pipeline[lacking]' (absent-package is not installed)"
+    assert [*doctor.packages(importlib.metadata.PathDistribution(tmp_path))] == [
+        ("packages", said, broken),
+        ("  [here]", "installed", False),
+        ("  [lacking]", how, False),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -62,24 +50,19 @@ def test_the_exit_code_says_whether_something_essential_is_broken(monkeypatch, c
     assert (doctor.main([]), capsys.readouterr().out.splitlines()[-1]) == (code, last)
 
 
-def test_where_credentials_are_is_said_without_the_network_and_without_a_secret(tmp_path, monkeypatch):
+def test_where_credentials_and_emulators_are_is_said_without_the_network_and_without_a_secret(tmp_path, monkeypatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    monkeypatch.delenv("AZURE_STORAGE_CONNECTION_STRING", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-
-    def found():
-        return next(found for part, found, _ in doctor.findings() if part == "Amazon")
-
-    assert found() == "no credentials found; on this cloud's machines none are needed, else aws configure"
-    (path := tmp_path / ".aws" / "credentials").parent.mkdir(parents=True)
-    path.write_text("secret")
-    assert found() == "credentials in ~/.aws/credentials"
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "secret")
-    assert found() == "credentials in AWS_ACCESS_KEY_ID"
-
-
-def test_emulators_that_clients_would_talk_to_are_named(monkeypatch):
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "credentials").write_text("secret")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "secret")
     monkeypatch.setenv("PUBSUB_EMULATOR_HOST", "localhost:8085")
-    assert ("emulators", "PUBSUB_EMULATOR_HOST=localhost:8085", False) in [*doctor.findings()]
+    found = {part: found for part, found, _ in doctor.findings()}
+    assert found["Google"] == "credentials in GOOGLE_APPLICATION_CREDENTIALS"
+    assert found["Amazon"] == "credentials in ~/.aws/credentials"
+    assert found["Azure"] == "no credentials found; on this cloud's machines none are needed, else az login"
+    assert found["emulators"] == "PUBSUB_EMULATOR_HOST=localhost:8085", "clients would talk to it"
 
 
 @pytest.mark.slow

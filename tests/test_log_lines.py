@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import sys
 import threading
 
 import pytest
@@ -38,8 +39,6 @@ def test_lines_of_text_have_time_stamps_but_the_last_error(how, shown):
 
 def test_all_that_python_prints_and_logs_is_one_json_object_a_line(capfd):
     """Also a traceback, a line that threads write in parts, and one from a signal handler."""
-    import sys
-
     with log_lines(log_format="json", log_level="info") as lines:
         lines.fields["run"] = "r1"
         logging.getLogger("absl").warning("from\nabsl")
@@ -86,7 +85,6 @@ def test_each_line_of_a_job_is_an_object_and_a_dead_letter_names_its_image(tmp_p
     assert code == 0
     (dead,) = (each for each in said if each.get("reason"))
     assert dead["image"].endswith("broken.png") and dead["run"] and len(said) < 100
-    assert run_job(*arguments, "--log-level", "error", "--again")[2] == ""
 
 
 @pytest.mark.parametrize("why", ["full", "closed"])

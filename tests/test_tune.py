@@ -15,7 +15,7 @@ import pytest
 from pipeline import tune
 from pipeline.config import Config, DetectConfig, ModelConfig, load_config
 from pipeline.limits import machine
-from pipeline.tune import Result, better, candidates, decide, is_faster, main, race
+from pipeline.tune import Result, better, candidates, decide, main, race
 from tests.conftest import REPO
 from tests.processes import has_ended, running, wait_until
 
@@ -34,9 +34,6 @@ def test_each_candidate_is_measured_beside_the_start_and_an_impossible_one_ends_
         assert "ascending sizes" in impossible.refused and impossible.speed == 0
         blind = measure({"detect.score_threshold": 1.0})
         assert blind.refused.startswith("it finds other objects: agreement 0.000") and blind.speed == 0
-        won, verdict = decide(feeders, measure)
-        assert "in 7 rounds" in verdict and won in ({}, feeders.settings)
-        assert decide(Result({}), measure) == ({}, "Nothing is faster than the settings of the start.")
 
 
 @pytest.mark.matrix
@@ -61,47 +58,27 @@ def test_a_candidate_that_hangs_ends_and_one_that_comes_too_late_is_named(tmp_pa
     assert late.endswith("pipe.txt: not tried: the time was over")
 
 
-def test_a_file_of_somebody_else_stays(tmp_path, capsys):
-    output = tmp_path / "tuned.yaml"
-    output.write_text("detect: {}\n")
-    assert main(["--input", SCENES[0], "--model", "digits", "--output", str(output)]) == 2
-    assert "tuned.yaml: is a file that this command did not write" in capsys.readouterr().err
-    assert output.read_text() == "detect: {}\n"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("flags", "code", "message"),
+    ("given", "code", "message"),
     [
-        pytest.param(["--input", "none/*.jpg"], 2, "none/*.jpg: no file matches", id="no images"),
-        pytest.param(["--input", SCENES[0], "--model", "none"], 1, "model none: expected a SavedModel", id="no model"),
+        pytest.param({"input": "none/*.jpg"}, 2, "none/*.jpg: no file matches", id="no images"),
+        pytest.param({"model": "none"}, 1, "model none: expected a SavedModel", id="no model"),
+        pytest.param({"input": "*.??g"}, 2, "input: no object in 1 images that can be decoded, of 2 files", id="no object"),
+        pytest.param({"output": "a.jpg"}, 2, "a.jpg: is a file that this command did not write", id="a file of somebody else"),
     ],
 )
-def test_a_wrong_place_is_one_line(tmp_path, monkeypatch, capsys, flags, code, message):
+def test_a_command_that_can_find_nothing_is_one_line_and_writes_nothing(
+    tmp_path, monkeypatch, capsys, bright_model, given, code, message
+):
     monkeypatch.chdir(tmp_path)
-    assert main(flags) == code
+    (tmp_path / "a.jpg").write_text("no image")
+    cv2.imwrite("b.png", np.zeros((40, 40, 3), np.uint8))
+    flags = {"input": SCENES[0], "model": bright_model, **given}
+    assert main([word for name, value in flags.items() for word in (f"--{name}", value)]) == code
     err = capsys.readouterr().err
     assert err.startswith("error: ") and message in err and err.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        pytest.param(b"no image", "none of the 1 files is an image that can be decoded", id="no images"),
-        pytest.param(
-            cv2.imencode(".png", np.zeros((40, 40, 3), np.uint8))[1].tobytes(),
-            "no object in 1 images, so nothing shows what a candidate finds; give others",
-            id="no objects, so that each candidate would agree",
-        ),
-    ],
-)
-def test_files_that_show_nothing_are_one_line(tmp_path, bright_model, capsys, content, message):
-    (tmp_path / "a.png").write_bytes(content)
-    assert main(["--input", f"{tmp_path}/a.png", "--model", bright_model, "--output", str(tmp_path / "tuned.yaml")]) == 2
-    assert capsys.readouterr().err == f"error: input: {message}\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
+    assert sorted(os.listdir()) == ["a.jpg", "b.png"] and (tmp_path / "a.jpg").read_text() == "no image"
 
 
 def trials_of(pid):
@@ -112,8 +89,8 @@ def trials_of(pid):
 
 @pytest.mark.slow
 def test_a_stopped_command_ends_its_trials_and_writes_nothing(tmp_path):
-    command = [sys.executable, "-m", "pipeline", "tune", "--input", *SCENES, "--model", "digits"]
-    command += ["--output", str(tmp_path / "tuned.yaml")]
+    output = str(tmp_path / "tuned.yaml")
+    command = [sys.executable, "-m", "pipeline", "tune", "--input", *SCENES, "--model", "digits", "--output", output]
     with running(command, cwd=REPO, stderr=subprocess.PIPE) as process:
         children = wait_until(lambda: trials_of(process.pid), process=process)
         process.send_signal(signal.SIGTERM)
@@ -132,12 +109,16 @@ def test_a_stopped_command_ends_its_trials_and_writes_nothing(tmp_path):
         pytest.param([1.35, 1.2, 1.13, 1.13, 1.1, 1.05, 0.98], True, id="once slower by a little"),
         pytest.param([1.5, 1.4, 1.3, 1.2, 1.0, 0.9, 0.8], False, id="a noisy machine"),
         pytest.param([1.01] * 7, False, id="by too little"),
-        pytest.param([1.5], False, id="too few rounds"),
-        pytest.param([], False, id="nothing was better than the start"),
+        pytest.param([], False, id="the candidate ended"),
     ],
 )
-def test_only_what_wins_beyond_doubt_and_by_enough_is_faster(ratios, faster):
-    assert is_faster(ratios) is faster
+def test_only_what_wins_the_last_race_beyond_doubt_and_by_enough_is_faster(ratios, faster):
+    settings = {"detect.feeder_processes": 1}
+    last = Result(settings, ratios=ratios, refused="" if ratios else "it ended")
+    won, verdict = decide(Result(settings, ratios=[1.5] * 3), lambda *_: last)
+    assert won == (settings if faster else {})
+    assert ("in 7 rounds" if ratios else "it ended") in verdict and verdict.startswith("Cannot tell") is not faster
+    assert decide(Result({}), lambda *_: last) == ({}, "Nothing is faster than the settings of the start.")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline import view
-from tests.models.test_evaluate import found, row, truth
+from tests.models.test_evaluate import found, row, truth, write_lines
 
 LOADED = """
 import pathlib, sys
@@ -23,11 +23,11 @@ print([dataset.count(), *(int(dataset.sum(f"errors_{kind}")) for kind in ("tp", 
 @pytest.fixture
 def photos(tmp_path):
     """Two files of images, and the rows of them: a cat that is found, and one that is missed and taken for a dog."""
+    (tmp_path / "photos").mkdir()
     for name in ("a.jpg", "b.jpg"):
-        (tmp_path / "photos" / name).parent.mkdir(exist_ok=True)
-        (tmp_path / "photos" / name).write_bytes(b"")
+        (tmp_path / "photos" / name).touch()
     rows = [row(f"{tmp_path}/photos/a.jpg", found()), row(f"{tmp_path}/photos/b.jpg", found("dog", class_id=1))]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    write_lines(tmp_path / "rows.jsonl", rows)
     (tmp_path / "truth.json").write_text(json.dumps(truth()))
     return tmp_path
 
@@ -68,8 +68,7 @@ def test_images_of_an_archive_are_found_where_it_is_unpacked(photos):
 
 
 def test_two_rows_of_an_image_are_refused(photos, capsys):
-    with (photos / "rows.jsonl").open("a") as rows:
-        rows.write(json.dumps(row(f"{photos}/photos/a.jpg")) + "\n")
+    write_lines(photos / "rows.jsonl", [row("a.jpg"), row("a.jpg")])
     assert exported(photos)[0] == 2
     assert "a.jpg has several rows" in capsys.readouterr().err
 
@@ -81,17 +80,17 @@ def test_without_fiftyone_one_line_names_the_extra(photos, monkeypatch, capsys):
     assert "hybrid-detection-pipeline[fiftyone]" in said and said.count("\n") == 1
 
 
+class FiftyOneConfigError(Exception):
+    """FiftyOne raises it where it can neither start MongoDB nor connect to one."""
+
+
 def test_without_mongodb_one_line_says_what_to_do(photos, monkeypatch, capsys):
-    """FiftyOne raises this where it can neither start MongoDB nor connect to one."""
-    config = SimpleNamespace(FiftyOneConfigError=type("FiftyOneConfigError", (Exception,), {}))
-
     def refuses():
-        raise config.FiftyOneConfigError("MongoDB could not be installed on your system")
+        raise FiftyOneConfigError("MongoDB could not be installed on your system")
 
-    fiftyone = SimpleNamespace(
-        core=SimpleNamespace(config=config), Dataset=refuses, types=SimpleNamespace(FiftyOneImageDetectionDataset=None)
-    )
-    monkeypatch.setitem(sys.modules, "fiftyone", fiftyone)
+    core = SimpleNamespace(config=SimpleNamespace(FiftyOneConfigError=FiftyOneConfigError))
+    types = SimpleNamespace(FiftyOneImageDetectionDataset=None)
+    monkeypatch.setitem(sys.modules, "fiftyone", SimpleNamespace(core=core, Dataset=refuses, types=types))
     assert view.main([str(photos / "rows.jsonl")]) == 2
     said = capsys.readouterr().err
     assert "FIFTYONE_DATABASE_URI" in said and "--export" in said and said.count("\n") == 1

@@ -42,15 +42,21 @@ def bright_box(images: Any) -> Any:
     import tensorflow as tf
 
     green = tf.cast(images[..., 1], tf.float32)
-    bright = green > (tf.reduce_max(green, [1, 2], keepdims=True) + tf.reduce_min(green, [1, 2], keepdims=True)) / 2
-    x0, x1 = _span(tf, tf.reduce_any(bright, 1))
-    y0, y1 = _span(tf, tf.reduce_any(bright, 2))
+    return box_around(green > (tf.reduce_max(green, [1, 2], keepdims=True) + tf.reduce_min(green, [1, 2], keepdims=True)) / 2)
+
+
+def box_around(chosen: Any) -> Any:
+    """The box `(N, 4)` around the chosen pixels `(N, H, W)` of each image: xyxy, shares."""
+    import tensorflow as tf
+
+    x0, x1 = _span(tf, tf.reduce_any(chosen, 1))
+    y0, y1 = _span(tf, tf.reduce_any(chosen, 2))
     return tf.stack([x0, y0, x1, y1], -1)
 
 
-def _span(tf: Any, any_bright: Any) -> tuple[Any, Any]:
-    size = tf.shape(any_bright)[1]
+def _span(tf: Any, any_chosen: Any) -> tuple[Any, Any]:
+    size = tf.shape(any_chosen)[1]
     places = tf.range(size)
-    first = tf.reduce_min(tf.where(any_bright, places, size), 1)
-    last = tf.reduce_max(tf.where(any_bright, places + 1, 0), 1)
+    first = tf.reduce_min(tf.where(any_chosen, places, size), 1)
+    last = tf.reduce_max(tf.where(any_chosen, places + 1, 0), 1)
     return first / size, last / size
