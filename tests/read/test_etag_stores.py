@@ -1,14 +1,14 @@
 """Images on Amazon S3 and Azure Blob Storage: listed by folder and glob, read with their ETag, refused with usual reasons."""
 
-import dataclasses
 import json
 import os
 import re
 import sys
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -25,15 +25,14 @@ from pipeline.storage.stores import store_of
 from tests.conftest import write_bright_image
 from tests.emulators import free_ports
 from tests.launch.jobs import rows_of
+from tests.read.test_archives import write
 from tests.read.test_videos import frames, write_video
 
 NAMES = ["a.jpg", "d/b.png", "d/e/c.jpg", "d/.hidden/x.jpg", "d/notes.md", "ä b+%20.jpg", "dd/f.jpg"]
 LIMIT = 1000
-KINDS = {"s3": (s3, "s3_bucket"), "azure": (azure, "azure_container")}
 
 
-@dataclasses.dataclass(frozen=True)
-class Store:
+class Store(NamedTuple):
     """A new bucket or container on an emulator; `put` writes an object."""
 
     url: str
@@ -41,20 +40,12 @@ class Store:
     put: Callable[[str, bytes], object]
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["s3_bucket", "azure_container"])
 def store(request):
-    module, fixture = KINDS[request.param]
-    made = request.getfixturevalue(fixture)
-    if module is s3:
+    made = request.getfixturevalue(request.param)
+    if request.param == "s3_bucket":
         return Store(f"s3://{made.name}", s3, lambda name, content: made.put_object(Key=name, Body=content))
     return Store(f"abfs://{made.container_name}", azure, lambda name, content: made.upload_blob(name, content, overwrite=True))
-
-
-@pytest.fixture
-def filled(store):
-    for name in NAMES:
-        store.put(f"in/{name}", f"content of {name}".encode())
-    return store
 
 
 def refusal(uri, **known):
@@ -64,32 +55,32 @@ def refusal(uri, **known):
     return caught.value
 
 
-@pytest.mark.parametrize(
-    ("pattern", "found"),
-    [
-        ("in", ["a.jpg", "d/b.png", "d/e/c.jpg", "dd/f.jpg", "ä b+%20.jpg"]),
-        ("in/", ["a.jpg", "d/b.png", "d/e/c.jpg", "dd/f.jpg", "ä b+%20.jpg"]),
-        ("in/*", ["a.jpg", "ä b+%20.jpg"]),
-        ("in/*/*.jpg", ["dd/f.jpg"]),
-        ("in/**/*.jpg", ["a.jpg", "d/.hidden/x.jpg", "d/e/c.jpg", "dd/f.jpg", "ä b+%20.jpg"]),
-        ("in/d/b.png", ["d/b.png"]),
-        ("in/d", ["d/b.png", "d/e/c.jpg"]),
-        ("in/absent/*", []),
-    ],
-)
-def test_folders_globs_and_names_are_listed_with_size_and_etag(filled, pattern, found):
-    listed = list(list_images([f"{filled.url}/{pattern}"]))
-    assert sorted(ref.uri for ref in listed) == [f"{filled.url}/in/{name}" for name in found]
-    for ref in listed:
-        assert (ref.size_bytes, ref.generation) == store_of(ref.uri).look_up(ref.uri)[1:]
-        content, generation = fetch(ref, LIMIT)
-        assert content.decode() == f"content of {ref.uri.partition('/in/')[2]}"
-        assert generation == ref.generation != ""
+LISTED = {
+    "in": ["a.jpg", "d/b.png", "d/e/c.jpg", "dd/f.jpg", "ä b+%20.jpg"],
+    "in/*": ["a.jpg", "ä b+%20.jpg"],
+    "in/**/*.jpg": ["a.jpg", "d/.hidden/x.jpg", "d/e/c.jpg", "dd/f.jpg", "ä b+%20.jpg"],
+    "in/d/b.png": ["d/b.png"],
+    "in/d": ["d/b.png", "d/e/c.jpg"],
+    "in/absent/*": [],
+}
+
+
+def test_folders_globs_and_names_are_listed_with_size_and_etag(store):
+    for name in NAMES:
+        store.put(f"in/{name}", f"content of {name}".encode())
+    for pattern, found in LISTED.items():
+        listed = list(list_images([f"{store.url}/{pattern}"]))
+        assert sorted(ref.uri for ref in listed) == [f"{store.url}/in/{name}" for name in found]
+        for ref in listed:
+            assert (ref.size_bytes, ref.generation) == store_of(ref.uri).look_up(ref.uri)[1:]
+            content, generation = fetch(ref, LIMIT)
+            assert content.decode() == f"content of {ref.uri.partition('/in/')[2]}"
+            assert generation == ref.generation != ""
 
 
 def test_a_listing_of_several_pages_is_whole(s3_bucket):
-    for number in range(1003):
-        s3_bucket.put_object(Key=f"{number:04}.jpg", Body=b"x")
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: s3_bucket.put_object(Key=f"{number:04}.jpg", Body=b"x"), range(1003)))
     assert len(list(list_images([f"s3://{s3_bucket.name}"]))) == 1003
 
 
@@ -97,8 +88,7 @@ def test_what_cannot_be_read_has_the_reason_of_other_storage(store):
     store.put("large.jpg", bytes(LIMIT + 1))
     assert refusal(f"{store.url}/gone.jpg").reason == "not_found"
     assert refusal(f"{store.url.partition('://')[0]}://no-such-bucket-here/a.jpg").reason == "not_found"
-    large = refusal(f"{store.url}/large.jpg")
-    assert large.reason == "too_large_file" and "max_file_mb" in str(large)
+    assert refusal(f"{store.url}/large.jpg").reason == "too_large_file"
 
 
 def test_a_server_that_does_not_answer_is_a_transient_failure(store, monkeypatch):
@@ -128,43 +118,35 @@ def test_wrong_credentials_for_azure_are_a_refused_permission(azure_container, m
     assert refusal(f"abfs://{azure_container.container_name}/a.jpg").reason == "permission_denied"
 
 
-def test_without_an_account_one_line_says_how_to_name_it(monkeypatch):
-    for name in ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_NAME"):
-        monkeypatch.delenv(name, raising=False)
-    azure._client_of.cache_clear()
-    with pytest.raises(InputError, match=r"input abfs://c/: cannot be listed: no storage account: set AZURE_STORAGE_CONN"):
-        check_inputs({"abfs://c/": ["abfs://c/"]})
-
-
 def test_credentials_for_azure_go_to_no_other_host():
     assert "evil.example is no storage account" in str(refusal("abfs://c@evil.example/a.jpg"))
 
 
 @pytest.mark.parametrize(
-    ("module", "library", "scheme", "said"),
+    ("module", "library", "url", "said"),
     [
-        (s3, "boto3", "s3", "s3:// is read by boto3: pip install 'hybrid-detection-pipeline[s3]'"),
+        (s3, "boto3", "s3://b/", "s3:// is read by boto3: pip install 'hybrid-detection-pipeline[s3]'"),
         (
             azure,
             "azure.identity",
-            "abfs",
+            "abfs://b/",
             "abfs:// is read by azure-storage-blob: pip install 'hybrid-detection-pipeline[azure]'",
         ),
+        (azure, "", "abfs://b/", "no storage account: set AZURE_STORAGE_CONNECTION_STRING"),
     ],
 )
-def test_without_the_library_one_line_names_the_extra(module, library, scheme, said, monkeypatch):
+def test_without_its_library_or_an_account_one_line_says_what_to_do(module, library, url, said, monkeypatch):
+    for name in ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_NAME"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setitem(sys.modules, library, None)
     module._client_of.cache_clear()
-    assert str(refusal(f"{scheme}://bucket/a.jpg")) == f"{scheme}://bucket/a.jpg cannot be read: {said}"
-    with pytest.raises(InputError) as caught:
-        check_inputs({f"{scheme}://bucket/": [f"{scheme}://bucket/"]})
-    assert str(caught.value) == f"input {scheme}://bucket/: cannot be listed: {said}"
+    assert str(refusal(f"{url}a.jpg")).startswith(f"{url}a.jpg cannot be read: {said}")
+    with pytest.raises(InputError, match=re.escape(f"input {url}: cannot be listed: {said}")):
+        check_inputs({url: [url]})
 
 
 def test_archives_and_videos_are_read_there_piece_by_piece(store, tmp_path):
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr("x.jpg", b"x" * 100)
-    store.put("a.zip", (tmp_path / "a.zip").read_bytes())
+    store.put("a.zip", write(tmp_path / "a.zip", {"x.jpg": b"x" * 100}).read_bytes())
     store.put("a.mp4", Path(write_video(tmp_path / "a.mp4")).read_bytes())
     assert frames(f"{store.url}/a.mp4") == [("0.000", 0), ("1.000", 25)]
     with store_of(store.url).open(f"{store.url}/a.zip") as file, zipfile.ZipFile(file) as archive:

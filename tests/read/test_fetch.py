@@ -37,12 +37,7 @@ def test_the_size_limit_is_exact_and_checked_before_reading(tmp_path):
     with open(tmp_path / "sparse", "wb") as file:
         file.truncate(1 << 40)  # a terabyte that is not there
     error = refusal(tmp_path / "sparse")
-    assert error.reason == "too_large_file"
-    assert "max_file_mb" in str(error)
-
-
-def make_fifo(path):
-    os.mkfifo(path)
+    assert error.reason == "too_large_file" and "max_file_mb" in str(error)
 
 
 def make_socket(path):
@@ -54,7 +49,7 @@ def make_socket(path):
     [
         pytest.param(lambda path: None, "not_found", id="missing"),
         pytest.param(os.mkdir, "not_a_file", id="folder"),
-        pytest.param(make_fifo, "not_a_file", id="fifo without a writer"),
+        pytest.param(os.mkfifo, "not_a_file", id="fifo without a writer"),
         pytest.param(make_socket, "unreadable", id="socket"),
         pytest.param(lambda path: os.symlink("/dev/zero", path), "not_a_file", id="endless device"),
         pytest.param(lambda path: os.symlink(path, path), "unreadable", id="link to itself"),
@@ -80,35 +75,28 @@ def test_a_closed_file_is_named_as_such(tmp_path):
     assert refusal(path).reason == "permission_denied"
 
 
+@pytest.fixture
+def sent(monkeypatch):
+    """The addresses of all requests."""
+    sent, send = [], Session.send
+    monkeypatch.setattr(Session, "send", lambda self, request, **how: sent.append(request.url) or send(self, request, **how))
+    return sent
+
+
 @pytest.mark.parametrize(("size_bytes", "requests"), [(3, 1), (0, 2)], ids=["listed", "named by a message"])
-def test_an_object_whose_size_is_known_takes_one_request(strict_gcs_bucket, monkeypatch, size_bytes, requests):
+def test_an_object_whose_size_is_known_takes_one_request(strict_gcs_bucket, sent, size_bytes, requests):
     """As on Cloud Storage the answer carries the generation; the other emulator's does not."""
     blob = strict_gcs_bucket.blob("a/b.jpg")
     blob.upload_from_string(b"one")
-    blob.reload()
-    sent, send = [], Session.send
-
-    def count(self, request, **how):
-        sent.append(request.url)
-        return send(self, request, **how)
-
-    monkeypatch.setattr(Session, "send", count)
     content, generation = fetch(ImageRef(f"gs://{strict_gcs_bucket.name}/a/b.jpg", size_bytes=size_bytes), LIMIT)
     assert (content, generation) == (b"one", str(blob.generation))
     assert sum("/o/a%2Fb.jpg?" in url for url in sent) == requests  # a new client looks once at the bucket as well
 
 
-def test_all_pieces_of_an_object_are_of_one_generation(strict_gcs_bucket, monkeypatch):
+def test_all_pieces_of_an_object_are_of_one_generation(strict_gcs_bucket, sent):
     """Else one that is replaced meanwhile would be spliced; the emulator ignores the condition, so the requests are checked."""
     blob = strict_gcs_bucket.blob("a.zip")
     blob.upload_from_string(bytes(9 << 20))
-    sent, send = [], Session.send
-
-    def note(self, request, **how):
-        sent.append(request.url)
-        return send(self, request, **how)
-
-    monkeypatch.setattr(Session, "send", note)
     with open_file(f"gs://{strict_gcs_bucket.name}/a.zip") as file:
         assert len(file.read(9 << 20)) == 9 << 20
         file.seek(-20, os.SEEK_END)

@@ -220,7 +220,7 @@ def test_no_manifest_takes_more_memory_than_a_line_of_it(tree, name, content):
         (["empty"], "input empty: no file matches"),
         (["absent.txt"], "input absent.txt: no file matches"),
         (["projects/p/subscriptions/s"], "input projects/p/subscriptions/s: no file; a subscription is read in --mode streaming"),
-        (["nosuchscheme://x/y"], "input nosuchscheme://x/y: cannot be listed"),
+        (["rtsp://camera/1"], "input rtsp://camera/1: cannot be listed"),
         (["hdfs://b/*.jpg"], "input hdfs://b/*.jpg: cannot be listed: expected files on this machine, gs://bucket/name, s3:"),
     ],
 )

@@ -1,14 +1,14 @@
 """Reading ahead: order, windows, and bounds that hold for the bytes that are really there."""
 
+import contextlib
 import itertools
 import threading
-import tracemalloc
 from collections import deque
 from concurrent.futures import CancelledError
 
 import apache_beam as beam
 import pytest
-from apache_beam.transforms.window import FixedWindows, GlobalWindow, TimestampedValue
+from apache_beam.transforms.window import FixedWindows, GlobalWindow, GlobalWindows, TimestampedValue
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +17,7 @@ from pipeline.limits import MEMORY
 from pipeline.read.prefetch import Prefetcher
 from pipeline.read.read_ahead import ReadAhead
 from pipeline.records import EncodedImage, ImageRef
+from tests.memory import less_memory_than
 from tests.read.running import run
 
 MOST_BYTES = 64
@@ -55,15 +56,12 @@ def refs_of(sizes, *schemes):
 
 @pytest.fixture
 def ahead():
-    made = []
+    with contextlib.ExitStack() as stack:
 
-    def make(read_image, threads=4, most_bytes=MOST_BYTES):
-        made.append(Prefetcher(read_image, threads, most_bytes))
-        return made[-1]
+        def make(read_image, threads=4, most_bytes=MOST_BYTES):
+            return stack.enter_context(contextlib.closing(Prefetcher(read_image, threads, most_bytes)))
 
-    yield make
-    for each in made:
-        each.close()
+        yield make
 
 
 @pytest.mark.parametrize("schemes", [("",), ("gs://b/",), ("", "gs://b/", "gs://b/")], ids=["in groups", "one by one", "mixed"])
@@ -71,13 +69,10 @@ def ahead():
 @given(st.lists(st.one_of(st.integers(0, 20), st.integers(0, 200)), max_size=60), st.integers(1, 8))
 def test_all_images_come_in_their_order_and_no_more_bytes_are_held_than_allowed_and_one_image(schemes, sizes, threads):
     """One larger than the bound comes all the same."""
-    held, ahead = Held(), None
-    ahead = Prefetcher(held.read, threads, MOST_BYTES)
-    reads = ahead.begin(refs_of(sizes, *schemes))
-    assert [held.take(ahead, read) for read in reads] == sizes
-    ahead.close()
-    assert held.peak <= MOST_BYTES + max(sizes, default=0)
-    assert held.now == 0
+    held = Held()
+    with contextlib.closing(Prefetcher(held.read, threads, MOST_BYTES)) as ahead:
+        assert [held.take(ahead, read) for read in ahead.begin(refs_of(sizes, *schemes))] == sizes
+    assert held.now == 0 and held.peak <= MOST_BYTES + max(sizes, default=0)
 
 
 def test_images_are_read_ahead_as_far_as_the_bounds_allow(ahead):
@@ -104,25 +99,16 @@ def test_images_are_read_one_by_one_when_memory_is_short(ahead):
 
 def test_a_thread_that_reads_several_files_keeps_none_that_is_done(ahead):
     """Each thread would keep the images before the one that waits for room."""
-    tracemalloc.start()
-    try:
-        prefetcher, most = ahead(Held().read, threads=1, most_bytes=2_500_000), 0
+    held, prefetcher = Held(), ahead(Held().read, threads=1, most_bytes=2_500_000)
+    with less_memory_than(4_000_000):
         reads = deque(prefetcher.begin(refs_of([1_000_000] * 16)))
         while reads:
-            read = reads.popleft()
-            read.result.result()
-            prefetcher.done(read)
-            del read
-            most = max(most, tracemalloc.get_traced_memory()[0])
-    finally:
-        tracemalloc.stop()
-    assert most < 4_000_000
+            held.take(prefetcher, reads.popleft())
 
 
 def test_abandoned_reads_leave_no_thread_waiting_and_no_bytes_held(ahead):
     """A bundle that fails is not finished; its reads must not hold the pool, or the process would never end."""
-    held = Held()
-    prefetcher = ahead(held.read, threads=2)
+    prefetcher = ahead(Held().read, threads=2)
     reads = prefetcher.begin(refs_of((60, 50, 40, 30, 20), "gs://b/"))
     reads[0].result.result()
     prefetcher.abandon(reads)
@@ -136,9 +122,8 @@ def test_abandoned_reads_leave_no_thread_waiting_and_no_bytes_held(ahead):
 def test_each_image_keeps_its_order_window_and_timestamp(tmp_path):
     (tmp_path / "a.jpg").write_text("a")
 
-    class Note(beam.DoFn):
-        def process(self, image, timestamp=beam.DoFn.TimestampParam, window=beam.DoFn.WindowParam):
-            yield (image.ref.extra, int(timestamp), int(window.start))
+    def note(image, timestamp=beam.DoFn.TimestampParam, window=beam.DoFn.WindowParam):
+        return image.ref.extra, int(timestamp), int(window.start)
 
     def build(pipeline):
         refs = (
@@ -148,7 +133,7 @@ def test_each_image_keeps_its_order_window_and_timestamp(tmp_path):
             | beam.WindowInto(FixedWindows(10))
         )
         read = refs | beam.ParDo(ReadAhead(ReadConfig(read_threads=3))).with_outputs("dead", main="images")
-        return {"noted": read.images | beam.ParDo(Note()) | "Global" >> beam.WindowInto(beam.transforms.window.GlobalWindows())}
+        return {"noted": read.images | beam.Map(note) | "Global" >> beam.WindowInto(GlobalWindows())}
 
     assert run(build)["noted"] == [(str(n), n, n // 10 * 10) for n in range(80)]
 
@@ -163,16 +148,11 @@ def test_reading_ahead_holds_few_bytes_of_large_files(tmp_path, listed_bytes):
     read_ahead = ReadAhead(ReadConfig())
     read_ahead.setup()
     read_ahead.start_bundle()
-    tracemalloc.start()
-    try:
+    with less_memory_than(64_000_000 + 2 * size):  # the one that is passed on may still be held beside those under way
         read = 0
         for n in range(32):
             ref = ImageRef(str(tmp_path / f"{n}.jpg"), size_bytes=listed_bytes)
             read += sum(len(done.value.content) for done in read_ahead.process(ref, 0, GlobalWindow()))
         read += sum(len(done.value.content) for done in read_ahead.finish_bundle())
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-        read_ahead.teardown()
+    read_ahead.teardown()
     assert read == 32 * size
-    assert peak < 64_000_000 + 2 * size, "the one that is passed on may still be held beside those under way"
