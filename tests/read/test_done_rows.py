@@ -22,14 +22,14 @@ from tests.tfrecord_files import example, write
 
 @pytest.fixture(params=["local", pytest.param("gs", marks=pytest.mark.matrix)])
 def places(request, tmp_path):
-    """Folder of the images, folder of the results, and what puts an image there: local, or on Cloud Storage."""
+    """Folder of the images, and of the results: local, or on Cloud Storage."""
     top = f"{tmp_path}" if request.param == "local" else f"gs://{request.getfixturevalue('gcs_bucket').name}"
+    return f"{top}/in/", f"{top}/out"
 
-    def put(name, content=b"x"):
-        write_file(f"{top}/in/{name}", content)
-        return f"{top}/in/{name}"
 
-    return f"{top}/in/", f"{top}/out", put
+def put(uri, content=b"x"):
+    write_file(uri, content)
+    return uri
 
 
 def read(inputs, output, version=VERSION, failed_too=True, prefixes=("",)):
@@ -44,54 +44,49 @@ def read(inputs, output, version=VERSION, failed_too=True, prefixes=("",)):
 
 @pytest.mark.slow
 def test_rows_and_permanent_dead_letters_count_as_done_and_transient_ones_do_not(places):
-    folder, output, put = places
-    uris = {name: put(name) for name in ("done.jpg", "dead.jpg", "passing.jpg", "other.jpg", "new.jpg")}
-    now = {name: generation_of(uri) for name, uri in uris.items()}
-    assert read([folder], output) == (sorted(uris), 5, 0, 0)
-    write_rows(
-        output,
-        [detected(uris["done.jpg"], now["done.jpg"])],
-        [
-            failed(uris["dead.jpg"], now["dead.jpg"]),
-            failed(uris["passing.jpg"], now["passing.jpg"], stage="read", reason="unreadable"),
-        ],
-    )
-    write_rows(output, [detected(uris["other.jpg"], now["other.jpg"], version=VERSION._replace(model="other"))])
+    folder, output = places
+    uris = [put(f"{folder}{name}.jpg") for name in ("dead", "done", "new", "other", "passing")]
+    dead, done, _, other, passing = ((uri, generation_of(uri)) for uri in uris)
+    assert read([folder], output) == (["dead.jpg", "done.jpg", "new.jpg", "other.jpg", "passing.jpg"], 5, 0, 0)
+    write_rows(output, [detected(*done)], [failed(*dead), failed(*passing, stage="read", reason="unreadable")])
+    write_rows(output, [detected(*other, version=VERSION._replace(model="other"))])
     assert read([folder], output) == (["new.jpg", "other.jpg", "passing.jpg"], 5, 2, 2)
-    assert read([folder], output, prefixes=(folder,))[3] == 2
-    assert read([folder], output, failed_too=False)[0] == ["dead.jpg", "new.jpg", "other.jpg", "passing.jpg"]
-    assert read([folder], output, VERSION._replace(version="8"))[3] == 0
-    assert read([folder], output, VERSION._replace(settings="cccccccc"))[3] == 0
-    other_limits = read([folder], output, VERSION._replace(limits="cccccccc"))
-    assert other_limits[3] == 1, "a dead letter counts only for the limits that it was refused by"
+    assert read([folder], output, failed_too=False, prefixes=(folder,))[0] == ["dead.jpg", "new.jpg", "other.jpg", "passing.jpg"]
+
+    def count(**other):
+        return len(DoneRows(output, VERSION._replace(**other), True, ("",), os.urandom(4).hex()).keys)
+
+    limits = [RowVersion.of({"detect": {"max_megapixels": most}}, ("m", "1")).limits for most in (50, 100)]
+    assert limits[0] != limits[1]
+    assert (count(), count(version="8"), count(settings="cccccccc")) == (2, 0, 0)
+    assert count(limits=limits[0]) == 1, "a dead letter counts only for the limits that it was refused by"
 
 
 @pytest.mark.slow
 def test_an_image_that_is_too_large_is_refused_once(places):
     """Its dead letter says which generation that was, though nobody read it; one that is small enough is read."""
-    folder, output, put = places
-    put("a.jpg", bytes(2000))
+    folder, output = places
+    put(f"{folder}a.jpg", bytes(2000))
     got = run(lambda pipeline: (pipeline | ReadImages([folder], ReadConfig(max_file_mb=0.001)))._asdict())
     (letter,) = got["dead"]
     assert (letter.reason, letter.ref.generation) == ("too_large_file", generation_of(letter.ref.uri))
     write_rows(output, [], [letter])
     assert read([folder], output) == ([], 1, 1, 1)
-    put("a.jpg")
+    put(f"{folder}a.jpg")
     assert read([folder], output) == (["a.jpg"], 1, 0, 0)
 
 
 @pytest.mark.slow
 def test_storage_is_asked_for_the_generation_of_what_a_manifest_names_unless_nothing_is_done(places, tmp_path, monkeypatch):
-    folder, output, put = places
-    done, overwritten, new = put("done.jpg"), put("overwritten.jpg"), put("new.jpg")
-    manifest = tmp_path / "m.txt"
-    manifest.write_text("\n".join([done, overwritten, new, done, f"{folder}gone.jpg"]))
-    asked = []
+    folder, output = places
+    done, overwritten, new = (put(f"{folder}{name}.jpg") for name in ("done", "overwritten", "new"))
+    gone, manifest, asked = f"{folder}gone.jpg", tmp_path / "m.txt", []
+    manifest.write_text("\n".join([done, overwritten, new, done, gone]))
     monkeypatch.setattr(done_rows, "generation_of", lambda uri: asked.append(uri) or generation_of(uri))
     assert read([str(manifest)], output)[3] == 0 and asked == []
-    write_rows(output, [detected(done, generation_of(done)), detected(overwritten, "1"), detected(f"{folder}gone.jpg")])
+    write_rows(output, [detected(done, generation_of(done)), detected(overwritten, "1"), detected(gone)])
     assert read([str(manifest)], output) == (["new.jpg", "overwritten.jpg"], 5, 2, 1)
-    assert sorted(asked) == sorted([done, overwritten, new, f"{folder}gone.jpg"])
+    assert sorted(asked) == sorted([done, overwritten, new, gone])
 
 
 @pytest.mark.slow
@@ -127,9 +122,3 @@ def test_shards_that_cannot_hold_wanted_rows_are_not_read(tmp_path):
     assert keys.tolist() == sorted(row_key(f"gs://b/2026/11/07/{n}.jpg", "1", *VERSION[:3]) for n in range(3))
     assert len(DoneRows(str(tmp_path), VERSION, True, ("gs://b/2026/12/",), "b").keys) == 0
     assert len(DoneRows(str(tmp_path), VERSION, True, ("",), "c").keys) == 90
-
-
-def test_limits_that_refuse_images_change_the_version_of_dead_letters_only():
-    some = RowVersion.of({"detect": {"score_threshold": 0.25, "max_megapixels": 100}}, ("m", "1"))
-    other = RowVersion.of({"detect": {"score_threshold": 0.25, "max_megapixels": 50}}, ("m", "1"))
-    assert some.settings == other.settings and some.limits != other.limits

@@ -23,7 +23,6 @@ def test_files_whose_names_are_no_utf8_are_images_like_others(runner, tmp_path, 
     arguments = ["--model", bright_model, "--runner", runner, "--samples", 3]
 
     code, out, err = run_job("--input", tmp_path / "in", "--output", tmp_path / "out", *arguments)
-
     assert code == 0, err
     assert "6 images read: 5 detected, 1 dead, 0 skipped" in out
     found = rows_of(tmp_path / "out")
