@@ -84,10 +84,12 @@ def png_with_two_headers() -> bytes:
 
 def empty_deflate(size: int) -> bytes:
     """A zlib stream of dynamic blocks that hold nothing, about so many bytes long."""
-    bits = "1"[:0]
     code_lengths = [16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1]
-    number = lambda value, width: f"{value:0{width}b}"[::-1]  # noqa: E731  the lowest bit comes first
-    bits += "0" + number(2, 2) + number(0, 5) + number(0, 5) + number(len(code_lengths) - 4, 4)
+
+    def number(value: int, width: int) -> str:
+        return f"{value:0{width}b}"[::-1]  # the lowest bit comes first
+
+    bits = "0" + number(2, 2) + number(0, 5) + number(0, 5) + number(len(code_lengths) - 4, 4)
     bits += "".join(number(int(symbol in (1, 18)), 3) for symbol in code_lengths)
     bits += "1" + number(138 - 11, 7) + "1" + number(118 - 11, 7) + "0" + "0" + "0"  # 256 times none, end, a distance; end
     eight = bits * 8
@@ -172,16 +174,8 @@ def tiff_of_equal_tags() -> bytes:
 def tiff_of_tags_that_share_their_bytes(tags: int) -> bytes:
     """Each of so many private tags names the same 700 KB."""
     size = 700_000
-    plain = {
-        256: (4, 1, 8),
-        257: (4, 1, 8),
-        258: (3, 1, 8),
-        259: (4, 1, 1),
-        262: (4, 1, 1),
-        273: (4, 1, 8),
-        277: (4, 1, 1),
-        279: (4, 1, 64),
-    }
+    plain = {256: (4, 1, 8), 257: (4, 1, 8), 258: (3, 1, 8), 259: (4, 1, 1), 262: (4, 1, 1), 273: (4, 1, 8)}
+    plain |= {277: (4, 1, 1), 279: (4, 1, 64)}
     entries = plain | {1000 + tag: (7, size, 8) for tag in range(tags)}
     directory = b"".join(struct.pack("<HHII", tag, *entry) for tag, entry in sorted(entries.items()))
     return struct.pack("<4sI", b"II*\0", 8 + size) + bytes(size) + struct.pack("<H", len(entries)) + directory + bytes(4)
@@ -189,18 +183,8 @@ def tiff_of_tags_that_share_their_bytes(tags: int) -> bytes:
 
 def tiff_of_a_huge_tile() -> bytes:
     data = zlib.compress(bytes(300))
-    tags = {
-        256: [10],
-        257: [10],
-        258: [8, 8, 8],
-        259: [8],
-        262: [2],
-        277: [3],
-        322: [16384],
-        323: [16384],
-        324: [8],
-        325: [len(data)],
-    }
+    tags = {256: [10], 257: [10], 258: [8, 8, 8], 259: [8], 262: [2], 277: [3]}
+    tags |= {322: [16384], 323: [16384], 324: [8], 325: [len(data)]}
     return tiff(tags, data)
 
 
@@ -268,15 +252,13 @@ def avif_whose_items_share_their_bytes(items: int) -> bytes:
         return struct.pack(">I4s", 8 + len(body), kind) + body
 
     numbers = range(1, items + 1)
-    entries = b"".join(box(b"infe", struct.pack(">BBHHH4sB", 2, 0, 0, number, 0, b"av01", 0)) for number in numbers)
+    kinds = b"".join(box(b"infe", struct.pack(">BBHHH4sB", 2, 0, 0, number, 0, b"av01", 0)) for number in numbers)
+    places = b"".join(struct.pack(">HHHII", number, 0, 1, 0, 1 << 20) for number in numbers)
+    iloc, iinf = struct.pack(">IHH", 0, 0x4400, items) + places, struct.pack(">IH", 0, items) + kinds
     meta = content[content.index(b"meta") + 4 : content.index(b"iloc") - 4]
-    rest = content[content.index(b"iprp") - 4 :][
-        : int.from_bytes(content[content.index(b"iprp") - 4 : content.index(b"iprp")], "big")
-    ]
-    iloc = box(
-        b"iloc", struct.pack(">IHH", 0, 0x4400, items) + b"".join(struct.pack(">HHHII", n, 0, 1, 0, 1 << 20) for n in numbers)
-    )
-    inner = box(b"meta", meta + iloc + box(b"iinf", struct.pack(">IH", 0, items) + entries) + rest)
+    at = content.index(b"iprp") - 4
+    iprp = content[at : at + int.from_bytes(content[at : at + 4], "big")]
+    inner = box(b"meta", meta + box(b"iloc", iloc) + box(b"iinf", iinf) + iprp)
     return content[: content.index(b"meta") - 4] + inner + bytes(1 << 20)
 
 
@@ -302,26 +284,13 @@ def bmp(wh: tuple[int, int], *, bits: int = 24, compression: int = 0, data: byte
 # Formats that are not read -------------------------------------------------------------------------------------------
 
 
-def _iptc_field(record: int, dataset: int, body: bytes) -> bytes:
-    return struct.pack(">BBBHI", 0x1C, record, dataset, 0x8404, len(body)) + body
-
-
-def iptc(inner: bytes, wh: tuple[int, int] = (9, 9)) -> bytes:
-    """An IPTC file (IIM, 3) that says that its pixels are packed, and holds a file of any other format as these."""
-    head = _iptc_field(3, 60, b"\1\0") + _iptc_field(3, 20, bytes([wh[0]])) + _iptc_field(3, 30, bytes([wh[1]]))
-    return head + _iptc_field(3, 120, b"\5") + _iptc_field(8, 10, inner) + bytes([0x1C, 9, 9, 0, 0])
-
-
 POSTSCRIPT = (
     b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(/tmp/written) (w) file closefile showpage\n%%EOF\n"
 )
 
 
-def ico(inner: bytes) -> bytes:
-    """An icon whose one picture is a PNG."""
-    return struct.pack("<HHHBBBBHHII", 0, 1, 1, 16, 16, 0, 0, 1, 32, len(inner), 22) + inner
-
-
-def icns(inner: bytes) -> bytes:
-    """An icon of macOS whose one picture is a PNG."""
-    return b"icns" + struct.pack(">I", 16 + len(inner)) + b"ic07" + struct.pack(">I", 8 + len(inner)) + inner
+def iptc(inner: bytes) -> bytes:
+    """An IPTC file (IIM, 3) that says that its pixels are packed, and holds a file of any other format as these."""
+    fields = [(3, 60, b"\1\0"), (3, 20, b"\x09"), (3, 30, b"\x09"), (3, 120, b"\5"), (8, 10, inner)]
+    heads = (struct.pack(">BBBHI", 0x1C, record, dataset, 0x8404, len(body)) + body for record, dataset, body in fields)
+    return b"".join(heads) + bytes([0x1C, 9, 9, 0, 0])

@@ -1,8 +1,4 @@
-"""Pictures of the report, the evaluation and the live page of the demo, taken with Chromium.
-
-python -m tests.screenshots docs               those that README and docs/ show: `make screenshots`
-python -m tests.screenshots .site/all --all    whole pages, light and dark, on a phone and on a desk
-"""
+"""`python -m tests.screenshots docs`: pictures of the report, the evaluation and the live page of the demo, with Chromium."""
 
 from __future__ import annotations
 
@@ -56,31 +52,23 @@ def pages(folder: str) -> Iterator[dict[str, str]]:
         }
 
 
-def main(pictures: pathlib.Path, *, whole: bool) -> None:
+def main(pictures: pathlib.Path) -> None:
     """Writes all pictures into a folder."""
     pictures.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, pages(folder) as addresses, running_chromium() as browser:
         for name, address in addresses.items():
-            page = browser.new_page(device_scale_factor=1 if whole else SCALE)
+            page = browser.new_page(device_scale_factor=SCALE)
             page.set_viewport_size({"width": WIDTH, "height": HEIGHTS[name]})
             page.goto(address)
-            if not whole:
-                page.screenshot(path=pictures / f"{name}.jpg", quality=70)
-                continue
-            for scheme in ("light", "dark"):
-                page.emulate_media(color_scheme=scheme)
-                for width in (390, 1280):
-                    page.set_viewport_size({"width": width, "height": 900})
-                    page.screenshot(path=pictures / f"{name}-{scheme}-{width}.png", full_page=True)
-        if not whole:
-            report, sample = cv2.imread(f"{pictures}/report.jpg"), cv2.imread(glob.glob(f"{folder}/out/samples/{SAMPLE}")[0])
-            height = report.shape[0]
-            sample = cv2.resize(sample, (sample.shape[1] * height // sample.shape[0], height), interpolation=cv2.INTER_AREA)
-            cv2.imwrite(f"{pictures}/picture.jpg", np.hstack([sample, report]), [cv2.IMWRITE_JPEG_QUALITY, 80])
+            page.screenshot(path=pictures / f"{name}.jpg", quality=70)
+        report, sample = cv2.imread(f"{pictures}/report.jpg"), cv2.imread(glob.glob(f"{folder}/out/samples/{SAMPLE}")[0])
+        height = report.shape[0]
+        sample = cv2.resize(sample, (sample.shape[1] * height // sample.shape[0], height), interpolation=cv2.INTER_AREA)
+        cv2.imwrite(f"{pictures}/picture.jpg", np.hstack([sample, report]), [cv2.IMWRITE_JPEG_QUALITY, 80])
 
 
 if __name__ == "__main__":
     if not shutil.which("chromium"):
         print("no pictures of the pages were taken: install Chromium (apt-get install chromium)")
     else:
-        main(pathlib.Path(sys.argv[1]).resolve(), whole="--all" in sys.argv)
+        main(pathlib.Path(sys.argv[1]).resolve())
