@@ -46,7 +46,8 @@ def read(inputs, output, version=VERSION, failed_too=True, prefixes=("",)):
 def test_rows_and_permanent_dead_letters_count_as_done_and_transient_ones_do_not(places):
     folder, output = places
     uris = [put(f"{folder}{name}.jpg") for name in ("dead", "done", "new", "other", "passing")]
-    dead, done, _, other, passing = ((uri, generation_of(uri)) for uri in uris)
+    images = [ImageRef(uri, generation_of(uri)) for uri in uris]
+    dead, done, _, other, passing = ((image.uri, image.generation) for image in images)
     assert read([folder], output) == (["dead.jpg", "done.jpg", "new.jpg", "other.jpg", "passing.jpg"], 5, 0, 0)
     write_rows(output, [detected(*done)], [failed(*dead), failed(*passing, stage="read", reason="unreadable")])
     write_rows(output, [detected(*other, version=VERSION._replace(model="other"))])
@@ -54,7 +55,7 @@ def test_rows_and_permanent_dead_letters_count_as_done_and_transient_ones_do_not
     assert read([folder], output, failed_too=False, prefixes=(folder,))[0] == ["dead.jpg", "new.jpg", "other.jpg", "passing.jpg"]
 
     def count(**other):
-        return len(DoneRows(output, VERSION._replace(**other), True, ("",), os.urandom(4).hex()).keys)
+        return DoneRows(output, VERSION._replace(**other), run=os.urandom(4).hex()).among(images).sum()
 
     limits = [RowVersion.of({"detect": {"max_megapixels": most}}, ("m", "1")).limits for most in (50, 100)]
     assert limits[0] != limits[1]
