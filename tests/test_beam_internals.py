@@ -5,7 +5,6 @@ import re
 
 import pytest
 from apache_beam.metrics import monitoring_infos
-from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import fn_runner
 from apache_beam.runners.worker.statesampler import StateSampler
 from apache_beam.utils.counters import CounterFactory
@@ -30,13 +29,6 @@ def test_add_up_metrics_at_once(monkeypatch):
     (added,) = fn_runner.consolidate_monitoring_infos(iter(infos))
     assert monitoring_infos.extract_counter_value(added) == 5
     assert "consolidate_monitoring_infos(" in inspect.getsource(fn_runner.FnApiRunner.run_stages)
-
-
-def test_fetch_prism(tmp_path):
-    """A binary that a user names is returned as it is."""
-    binary = tmp_path / "prism"
-    binary.write_text("#!/bin/sh\n")
-    assert beam_internals.fetch_prism(PipelineOptions([f"--prism_location={binary}"])) == str(binary)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from apache_beam.coders import TupleCoder, registry
 from apache_beam.typehints import Union
 
 from pipeline.codec import RecordCoder, pack
-from pipeline.records import DeadLetter, DetectedImage, Detections, EncodedImage, ImageRef, Timing, detection_row
+from pipeline.records import DeadLetter, DetectedImage, Detections, EncodedImage, ImageRef, Timing
 from pipeline.stream import deduplicate
 
 GOLDEN = Path(__file__).parent / "golden" / "records"
@@ -36,19 +36,12 @@ def plain(record):
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_bytes_that_the_first_release_with_this_format_wrote_are_read(name):
+def test_bytes_of_this_release_and_of_the_first_one_with_this_format_are_read(name):
     """The files are never written anew: a runner's state has such bytes when a job is updated."""
-    record = RecordCoder().decode((GOLDEN / f"{name}.bin").read_bytes())
-    assert type(record) is type(RECORDS[name])
-    assert plain(record) == plain(RECORDS[name])
-
-
-@pytest.mark.parametrize("record", RECORDS.values(), ids=RECORDS)
-def test_what_is_decoded_is_what_was_encoded(record):
-    decoded = RecordCoder().decode(RecordCoder().encode(record))
-    assert plain(decoded) == plain(record)
-    if isinstance(record, DetectedImage):
-        assert detection_row(decoded) == detection_row(record)
+    for content in ((GOLDEN / f"{name}.bin").read_bytes(), RecordCoder().encode(RECORDS[name])):
+        record = RecordCoder().decode(content)
+        assert type(record) is type(RECORDS[name])
+        assert plain(record) == plain(RECORDS[name])
 
 
 def test_an_earlier_and_a_later_release_read_each_others_records():
@@ -64,10 +57,6 @@ def of_confidences(array):
     """The bytes of a record with these confidences of one object."""
     image = {"ref": {"uri": "a"}, "width": 1, "height": 1, "model_name": "", "model_version": ""}
     return b"DetectedImage:" + pack(image | {"detections": OBJECT | {"confidences": array}})
-
-
-def test_an_array_is_its_type_its_shape_and_its_bytes():
-    assert len(RecordCoder().decode(of_confidences(["float32", [1], bytes(4)])).detections) == 1
 
 
 @pytest.mark.parametrize(
@@ -87,6 +76,7 @@ def test_an_array_is_its_type_its_shape_and_its_bytes():
     ],
 )
 def test_what_is_no_record_is_refused(content):
+    assert len(RecordCoder().decode(of_confidences(["float32", [1], bytes(4)])).detections) == 1
     with pytest.raises(ValueError, match="expected a"):
         RecordCoder().decode(content)
 

@@ -29,22 +29,17 @@ def write_config(tmp_path):
     [
         pytest.param("", "expected 'key: value' lines, got NoneType", id="empty file"),
         pytest.param("output: !!bool x", "is no YAML", id="tag that does not fit"),
-        pytest.param("inputs: x", "unknown key 'inputs'; did you mean 'input'?", id="unknown key"),
         pytest.param(
             "detect: {score_treshold: 0.5}", "'detect.score_treshold'; did you mean 'detect.score_threshold'?", id="typo"
         ),
-        pytest.param("model: {paht: m}", "'model.paht'; did you mean 'model.path'?", id="typo of the key that is --model"),
         pytest.param("detct: {device: cpu}", "unknown key 'detct'; did you mean 'detect'?", id="typo of a section"),
         pytest.param("score_threshold: 0.5", "did you mean 'detect.score_threshold'?", id="key of a section at the top"),
         pytest.param("detect: {conf: 0.4}", "'detect.conf'; did you mean 'detect.score_threshold'?", id="another tool's"),
         pytest.param("xyzzy: 1", "unknown key 'xyzzy'; detect-objects run --help-all lists all settings", id="nothing near"),
         pytest.param("1: 2", "expected keys that are strings, got 1", id="key that is no text"),
         pytest.param("detect: 5", "detect: expected a section with keys, got 5", id="value for a section"),
-        pytest.param("detect: {score_threshold: high}", "detect.score_threshold: expected number, got 'high'", id="no number"),
         pytest.param("detect: {score_threshold: 1.5}", "expected at most 1, got 1.5", id="too high"),
-        pytest.param("detect: {score_threshold: .nan}", "got nan", id="nan"),
         pytest.param("detect: {max_detections: 1.5}", "expected integer, got 1.5", id="fraction"),
-        pytest.param("write: {view: 7}", "expected boolean, got 7", id="number for bool"),
         pytest.param("detect: {precision: half}", "expected 'float32', 'bfloat16' or 'int8', got 'half'", id="unknown choice"),
         pytest.param("write: {export: [xls]}", "write.export: expected 'csv', 'coco', 'yolo'", id="choice in a list"),
         pytest.param(
@@ -82,20 +77,13 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(write_config):
 
 
 def test_of_two_files_the_later_one_wins_key_by_key(write_config, tmp_path):
-    first = write_config("output: out\ndetect: {score_threshold: 0.75, max_detections: 7}")
+    """A section whose keys are all commented out leaves the earlier ones."""
+    first = write_config("output: out\nmodel: {path: /m}\ndetect: {score_threshold: 0.75, max_detections: 7}")
     later = tmp_path / "tuned.yaml"
-    later.write_text("detect: {score_threshold: 0.5, precision: bfloat16}")
+    later.write_text("model:\n#  path: /other\ndetect: {score_threshold: 0.5, precision: bfloat16}\nbeam_options:\n")
     config = load_config([first, str(later)], {"detect.precision": "float32"})
-    assert (config.output, config.detect) == ("out", DetectConfig(score_threshold=0.5, max_detections=7))
-
-
-def test_an_empty_section_of_a_later_file_leaves_the_earlier_ones(write_config, tmp_path):
-    """As a section is whose keys are all commented out."""
-    first = write_config("output: out\nmodel: {path: /m}\ndetect: {score_threshold: 0.75}")
-    later = tmp_path / "tuned.yaml"
-    later.write_text("model:\n#  path: /other\ndetect: {max_detections: 7}\nbeam_options:\n")
-    config = load_config([first, str(later)], {})
-    assert (config.model.path, config.detect) == ("/m", DetectConfig(score_threshold=0.75, max_detections=7))
+    assert (config.output, config.model.path) == ("out", "/m")
+    assert config.detect == DetectConfig(score_threshold=0.5, max_detections=7)
 
 
 def test_a_wrong_value_of_the_file_counts_only_where_no_flag_replaces_it(write_config):

@@ -56,7 +56,3 @@ def test_whatever_is_said_the_row_stays_one_small_line_of_json(fields):
     assert row.get("extra", {}) == again
     assert extra_text(again) == ref.extra
     assert len([name for name in again if name != LEFT_OUT]) + again.get(LEFT_OUT, 0) >= len(fields.keys() - {LEFT_OUT})
-
-
-def test_who_says_more_of_an_image_names_the_same_image():
-    assert ImageRef("a.jpg", "1", extra='{"a": 1}').identity == ImageRef("a.jpg", "1").identity

@@ -1,6 +1,5 @@
 """The limits of a container, from recorded files of cgroups v2, and a real control group that limits memory."""
 
-import functools
 import os
 import re
 import subprocess
@@ -53,42 +52,28 @@ def test_a_quota_bounds_the_cpus(tmp_path, path, files, cpus):
 
 
 @pytest.mark.parametrize(
-    ("files", "limit"),
-    [({}, None), ({"memory.max": "max"}, None), ({"memory.max": "900", "a/memory.max": "1000"}, 900)],
-    ids=["no file", "no limit", "the least counts"],
-)
-def test_the_least_memory_limit_counts(tmp_path, files, limit):
-    assert memory_limit_bytes(*group_of(tmp_path / "groups", "/a", files)) == limit
-
-
-@pytest.mark.parametrize(
-    ("files", "room"),
+    ("files", "limit", "room"),
     [
-        ({}, 1_024_000),
-        ({"memory.max": "max", "memory.stat": "anon 1"}, 1_024_000),
-        ({"memory.max": "900000", "memory.stat": "anon 100000\nfile 1"}, 800_000),
-        ({"memory.max": "900000", "memory.stat": "anon 2", "a/memory.max": "500000", "a/memory.stat": "anon 1"}, 499_999),
+        ({}, None, 1_024_000),
+        ({"memory.max": "max", "memory.stat": "anon 1"}, None, 1_024_000),
+        ({"memory.max": "900000", "memory.stat": "anon 100000\nfile 1"}, 900_000, 800_000),
+        ({"memory.max": "9", "memory.stat": "anon 2", "a/memory.max": "500000", "a/memory.stat": "anon 1"}, 9, 7),
+        ({"memory.max": "900", "memory.stat": "anon 2", "a/memory.max": "500", "a/memory.stat": "anon 1"}, 500, 499),
     ],
-    ids=["no group", "no limit", "what the group leaves", "the least counts"],
+    ids=["no group", "no limit", "what the group leaves", "least of the group above", "least of the group"],
 )
-def test_memory_for_further_processes_is_what_the_machine_and_the_groups_leave(tmp_path, files, room):
+def test_the_least_memory_limit_and_what_machine_and_groups_leave_count(tmp_path, files, limit, room):
     (tmp_path / "meminfo").write_text("MemTotal: 4000 kB\nMemAvailable:    1000 kB\n")
-    assert memory_room_bytes(*group_of(tmp_path / "groups", "/a", files), tmp_path / "meminfo") == room
+    group = group_of(tmp_path / "groups", "/a", files)
+    assert (memory_limit_bytes(*group), memory_room_bytes(*group, tmp_path / "meminfo")) == (limit, room)
 
 
-@pytest.fixture
-def limited():
-    yield MEMORY
-    MEMORY.narrow(None)
-
-
-def test_a_limit_that_the_model_does_not_fit_is_an_error_of_one_line(bright_model, limited):
-    with pytest.raises(ModelError, match=r"needs at least \d+ MB; memory_mb or the container allows 100 MB$"):
-        load_detector(ModelConfig(path=bright_model), DetectConfig(memory_mb=100, batch_sizes=(1,)))
-
-
-def _has_no_process(group):
-    return not (group / "cgroup.procs").read_text()
+def test_a_limit_that_the_model_does_not_fit_is_an_error_of_one_line(bright_model):
+    try:
+        with pytest.raises(ModelError, match=r"needs at least \d+ MB; memory_mb or the container allows 100 MB$"):
+            load_detector(ModelConfig(path=bright_model), DetectConfig(memory_mb=100, batch_sizes=(1,)))
+    finally:
+        MEMORY.narrow(None)
 
 
 @pytest.fixture
@@ -103,7 +88,7 @@ def memory_group():
         try:
             if (group / name).exists():
                 yield group, group / name
-                wait_until(functools.partial(_has_no_process, group))  # feeder processes end after their job
+                wait_until(lambda procs=group / "cgroup.procs": not procs.read_text())  # feeder processes end after their job
                 return
         finally:
             group.rmdir()
@@ -118,8 +103,7 @@ def test_images_in_hand_shrink_before_the_kernel_kills(memory_group, tmp_path):
     content = cv2.imencode(".png", noise)[1].tobytes()
     for number in range(40):
         (tmp_path / f"{number}.png").write_bytes(content)
-    command = [sys.executable, "-m", "pipeline.run", "--input", tmp_path, "--output", tmp_path / "out"]
-    command += ["--model", "digits"]
+    command = [sys.executable, "-m", "pipeline.run", "--input", tmp_path, "--output", tmp_path / "out", "--model", "digits"]
 
     def run(memory_mb):
         limited = ["sh", "-c", f'echo $$ > "{group}/cgroup.procs" && exec "$@"', "sh", *command, "--memory-mb", memory_mb]

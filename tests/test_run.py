@@ -2,16 +2,22 @@
 
 import functools
 import json
+import logging
+import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from pipeline.config import Config, load_config, settings
+from pipeline import compact, reconcile
+from pipeline.__main__ import VERBS
+from pipeline.config import Config, MonitoringConfig, load_config, settings
+from pipeline.config.mistakes import _FLAGS
+from pipeline.log_lines import log_lines
 from pipeline.run import _overrides, main, make_parser
-from tests.fixtures import REPO
+from tests.conftest import REPO, write_bright_image
+from tests.shard_rows import detected, write_rows
 
 
 def leaves(config):
@@ -73,7 +79,7 @@ def test_beams_timeout_does_not_end_a_portable_job(flags, seconds):
 
 IN_ONE_PROCESS = """
 import contextlib, io, json, os, sys
-from pipeline.run import main
+from pipeline.__main__ import main
 
 results = []
 for argv in json.load(sys.stdin):
@@ -83,12 +89,16 @@ for argv in json.load(sys.stdin):
             code = main(argv)
         except SystemExit as end:
             code = end.code
-    results.append((code, out.getvalue(), err.getvalue(), "tensorflow" in sys.modules, "apache_beam" in sys.modules))
+    imported = [name for name in ("tensorflow", "apache_beam") if name in sys.modules]
+    results.append((code, out.getvalue(), err.getvalue(), imported))
 json.dump(results, sys.stdout)
 """
 
 JOB = ["--input", "a.jpg", "--output", "out"]
-WRONG_SETTINGS = {
+NO_MODEL, OTHER_MACHINE = "no model: expected --model ", "expected file:/// and an absolute path, got 'file://there/a.jpg'"
+SETTINGS = {
+    "unknown verb": (["evalute", "--output", "out"], "unknown verb 'evalute'; did you mean evaluate?"),
+    "no verb near": (["xyzzy"], f"unknown verb 'xyzzy'; expected one of {', '.join(VERBS)}"),
     "no output": (["--input", "a.jpg"], "no output: expected --output"),
     "missing config": (["--config", "absent.yaml"], "config absent.yaml: cannot be read"),
     "config of junk": (["--config", "junk.yaml"], "config junk.yaml: is no YAML"),
@@ -96,24 +106,43 @@ WRONG_SETTINGS = {
     "no number": ([*JOB, "--batch-timeout-ms", "nan"], "--batch-timeout-ms: expected a finite number, got 'nan'"),
     "flag without its value": ([*JOB, "--classes"], "argument --classes: expected at least one argument; see --help"),
     "switch with a value": ([*JOB, "--again=1"], "argument --again/--no-again: ignored explicit argument '1'; see --help"),
+    "empty path": ([*JOB, "--input", ""], "--input: expected a path, got "),
+    **{flag: ([*JOB, flag, "file://there/a.jpg"], f"{flag}: {OTHER_MACHINE}") for flag in ("--input", "--model", "--archive")},
 }
-WRONG_PLACES = {
+PLACES_AND_FLAGS = {
     "no input": (["--output", "out"], "no input: expected --input"),
     "missing input": (["--input", "absent/*.jpg", "--output", "out"], "input absent/*.jpg: no file matches"),
-    "stray argument": (["a.jpg", "--output", "out", "--input", "a.jpg"], "unexpected argument 'a.jpg'"),
+    "stray argument": ([*JOB, "--verbose", "a.jpg"], "unexpected argument 'a.jpg'"),
     "unwritable output": (["--input", "a.jpg", "--output", "a.jpg/out", "--model", "digits"], "output a.jpg/out: "),
     "missing model": ([*JOB, "--model", "absent"], "model absent: expected a SavedModel"),
+    "no model": (["run", *JOB], NO_MODEL),
+    "no model in a config of this project": (["run", *JOB, "--config", "batch_local_direct"], NO_MODEL),
+    "no model for a dry run": (["run", *JOB, "--dry-run"], NO_MODEL),
+    "no model for a replay": (["replay", "--output", "earlier", "--allow-uri-prefix", "gs://b/"], NO_MODEL),
+    "no model to tune": (["tune", "--input", "a.jpg"], NO_MODEL),
+    "conf": ([*JOB, "--conf", "0.4"], "unknown flag --conf; use --score-threshold"),
+    "YOLOv5's conf": ([*JOB, "--conf-thres=0.4"], "unknown flag --conf-thres; use --score-threshold"),
+    "key of a model": ([*JOB, "--box-format", "yxyx"], "unknown flag --box-format; it is a key of the file in --description"),
+    "imgsz": ([*JOB, "--imgsz", "640"], "unknown flag --imgsz; use --input-hw, for models of any input size"),
+    "csv": ([*JOB, "--csv"], "unknown flag --csv; use --export csv, or the Parquet files in detections/"),
+    "crops": ([*JOB, "--save-crop"], "unknown flag --save-crop; another command, after the run: detect-o"),
+    "source=": ([*JOB, "source=photos/"], "unexpected argument 'source=photos/'; use --input"),
+    "a flag of ours with =": ([*JOB, "output=o"], "unexpected argument 'output=o'; did you mean --output?"),
+    "_ for -": ([*JOB, "--max_detections", "3"], "unknown flag --max_detections; did you mean --max-detections?"),
+    "a flag that is no setting": ([*JOB, "--dry-runn"], "unknown flag --dry-runn; did you mean --dry-run?"),
+    "nothing near": ([*JOB, "--xyzzy"], "unknown flag --xyzzy; see --help"),
 }
-MISTAKES = WRONG_SETTINGS | WRONG_PLACES
+MISTAKES = SETTINGS | PLACES_AND_FLAGS
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    """What help and all mistakes answer: (exit code, stdout, stderr, whether TensorFlow was imported, whether Beam was)."""
+    """What help and all mistakes answer: exit code, stdout, stderr, what was imported; then the names in the folder."""
     folder = tmp_path_factory.mktemp("run")
-    (folder / "a.jpg").touch()
+    write_bright_image(folder / "a.jpg", (64, 48), (10, 10, 30, 30))
     (folder / "junk.yaml").write_text("a: [\n")
-    commands = {"help": ["--help"], **{name: argv for name, (argv, _) in MISTAKES.items()}}
+    write_rows(f"{folder}/earlier", [detected("gs://b/a.jpg")])
+    commands = {"help": ["run", "--help"], **{name: argv for name, (argv, _) in MISTAKES.items()}}
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(REPO)!r})\n{IN_ONE_PROCESS}"],
         input=json.dumps(list(commands.values())),
@@ -123,35 +152,60 @@ def answers(tmp_path_factory):
         timeout=580,
         check=True,
     )
-    left = sorted(path.name for path in Path(folder).iterdir())
-    return dict(zip(commands, json.loads(done.stdout), strict=True)), left
+    return dict(zip(commands, json.loads(done.stdout), strict=True)), sorted(os.listdir(folder))
 
 
 def test_help_answers_without_tensorflow_and_beam(answers):
-    code, out, err, tensorflow, beam = answers[0]["help"]
-    assert (code, err, tensorflow, beam) == (0, "", False, False)
+    code, out, err, imported = answers[0]["help"]
+    assert (code, err, imported) == (0, "", [])
     assert "--score-threshold" in out
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_one_line_and_exit_code_2_without_tensorflow(answers, name):
-    code, out, err, tensorflow, beam = answers[0][name]
-    assert MISTAKES[name][1] in err
-    assert (code, out, tensorflow) == (2, "", False)
-    assert not beam or name in WRONG_PLACES
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
+    """Those in settings without Beam, too."""
+    code, out, err, imported = answers[0][name]
+    assert err.startswith(f"error: {MISTAKES[name][1]}")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert {*imported} <= ({"apache_beam"} if name in PLACES_AND_FLAGS else set())
 
 
-def test_no_mistake_leaves_staging_files_behind(answers):
-    assert [name for name in answers[1] if name not in ("a.jpg", "junk.yaml", "out")] == []
+def test_no_mistake_leaves_files_behind(answers):
+    assert answers[1] == ["a.jpg", "earlier", "junk.yaml"]
+
+
+def test_what_the_table_of_other_tools_names_is_there():
+    """And no name in it is that of a flag here, which it would hide."""
+    flags = {setting.flag for setting in settings()}
+    assert {flag for text in _FLAGS.values() for flag in re.findall(r"--[a-z-]+", text)} <= {*flags, "--verbose"}
+    assert not {*_FLAGS} & {flag.removeprefix("--") for flag in flags}
+
+
+@pytest.mark.parametrize("write", [lambda path: f"~/{path.name}", lambda path: f"file://localhost{path}"], ids=["home", "URI"])
+def test_a_home_folder_and_a_file_uri_are_paths_wherever_one_is_given(write, tmp_path, monkeypatch, capsys, bright_model):
+    """Input, output, model, config, and manifests that a flag names."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    os.symlink(bright_model, tmp_path / "model")
+    write_bright_image(tmp_path / "photos" / "a b.png", (64, 48), (10, 10, 30, 30))
+    (tmp_path / "job.yaml").write_text(f"model: {{path: '{write(tmp_path / 'model')}'}}")
+    given = {flag: write(tmp_path / name) for flag, name in (("config", "job.yaml"), ("input", "photos"), ("output", "out"))}
+    places = [text for flag, place in given.items() for text in (f"--{flag}", place)]
+    assert main(places) == 0, capsys.readouterr().err
+    assert f" in {tmp_path}/out: " in capsys.readouterr().out
+    assert compact.main(["--output", given["output"]]) == 0
+    assert reconcile.main([*places, "--write-missing", write(tmp_path / "missing.jsonl")]) == 0
+    assert sorted(os.listdir(tmp_path)) == ["job.yaml", "missing.jsonl", "model", "out", "photos"]
+
+
+def test_the_versions_are_shown(capsys):
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"detect-objects [\d.]+, Beam [\d.]+, TensorFlow [\d.]+, Python 3[\d.]+\n", capsys.readouterr().out)
 
 
 def test_what_a_job_waits_for_is_seen_without_verbose():
     """Beam's own warnings are not; of the pipeline's there are few, each about something that is waited for."""
-    names = "['pipeline.read', 'apache_beam']"
-    seen = f"import logging; print([logging.getLogger(name).isEnabledFor(logging.WARNING) for name in {names}])"
-    lines = "log_lines(**{name: getattr(MonitoringConfig(), name) for name in ('log_format', 'log_level')})"
-    program = f"from pipeline.config import MonitoringConfig; from pipeline.log_lines import log_lines\nwith {lines}: {seen}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=REPO, check=True)
-    assert done.stdout == "[True, False]\n"
+    defaults = MonitoringConfig()
+    with log_lines(log_format=defaults.log_format, log_level=defaults.log_level):
+        assert logging.getLogger("pipeline.read").isEnabledFor(logging.WARNING)
+        assert not logging.getLogger("apache_beam").isEnabledFor(logging.WARNING)
