@@ -6,22 +6,22 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_detector import load_detector
-from pipeline.detect.remote_engine import RemoteServer
 from pipeline.detect.versions import locate
 from pipeline.errors import ModelError
 from pipeline.records import DeadLetter, EncodedImage, ImageRef, detection_row
 from tests.conftest import REPO
 from tests.emulators import free_ports
 from tests.processes import running, wait_until
+from tests.tiny_models import detected, png
 
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
@@ -31,68 +31,59 @@ from tests.model_server import KServeServer, Refused, TensorFlowServer, serving 
 SCENES = sorted((REPO / "models" / "digits" / "samples").glob("*.jpg"))
 INPUTS = {"images": ("FP32", (-1, 3, 8, 12))}
 OUTPUTS = {"boxes": ("FP32", (-1, -1, 4)), "scores": ("FP32", (-1, -1))}
-POISON, NEEDS = 13, {"server_wait_s": 120.0}
+POISON = 13
+GREYS = [*range(100, 130)]
 SIGNATURE = "detect"  # of the bundled detector: takes pixels; its default one takes files
 
 
 def image(grey):
-    return EncodedImage(ImageRef(str(grey)), cv2.imencode(".png", np.full((8, 12, 3), grey, np.uint8))[1].tobytes())
+    return png(str(grey), np.full((8, 12, 3), grey, np.uint8))
 
 
 def answer(arrays):
     """One box, whose confidence is the grey of the image."""
     pixels = arrays["images"]
     assert pixels.shape[1:] == (3, 8, 12)
-    return {
-        "boxes": np.tile(np.float32([0.25, 0.25, 0.75, 0.75]), (len(pixels), 1, 1)),
-        "scores": pixels[:, 0, :1, 0].copy(),
-    }
+    boxes = np.tile(np.float32([0.25, 0.25, 0.75, 0.75]), (len(pixels), 1, 1))
+    return {"boxes": boxes, "scores": pixels[:, 0, :1, 0].copy()}
 
 
 def poisoned(arrays):
     return any(round(float(one[0, 0, 0]) * 255) == POISON for one in arrays["images"])
 
 
-@pytest.fixture(params=[KServeServer, TensorFlowServer], ids=lambda kind: kind.engine)
-def server_of(request):
-    return lambda run=answer, **how: request.param(run, INPUTS, OUTPUTS, **how)
-
-
-@pytest.fixture
-def toy(server_of):
+def serve(run=answer, kind=KServeServer, **how):
     """Serves a toy model while a block lasts."""
-    return lambda *args, **how: serving(server_of(*args, **how))
+    return serving(kind(run, INPUTS, OUTPUTS, **how))
 
 
-@contextlib.contextmanager
-def detector_of(*servers, detect=None, **model):
+def load(*servers, detect=None, **model):
     path = f"grpc://{','.join(f'localhost:{server.port}' for server in servers)}/toy"
-    config = ModelConfig(path=path, **{"nms": "pipeline", "box_format": "xyxy", **NEEDS, **model})
-    detector = load_detector(config, DetectConfig(engine=servers[0].engine, score_threshold=0.0, **(detect or {})))
-    try:
-        yield detector
-    finally:
-        detector.close()
+    config = ModelConfig(path, **{"nms": "pipeline", "box_format": "xyxy", "server_wait_s": 120.0, **model})
+    return load_detector(config, DetectConfig(engine=servers[0].engine, score_threshold=0.0, **(detect or {})))
 
 
-def confidences(results):
-    """Rounded to greys; of dead letters their reason."""
+def detector_of(*servers, **how):
+    """A detector, open while a block lasts."""
+    return contextlib.closing(load(*servers, **how))
+
+
+def found_by(detector, greys=GREYS):
+    """The confidences of images of these greys, rounded to greys; of dead letters their reason."""
     return [
         found.reason if isinstance(found, DeadLetter) else round(float(found.detections.confidences[0]) * 255)
-        for found in results
+        for found in detector.detect([image(grey) for grey in greys])
     ]
 
 
-GREYS = [*range(100, 130)]
+both = pytest.mark.parametrize("kind", [KServeServer, TensorFlowServer], ids=lambda kind: kind.engine)
 
 
 def bundled(path="digits", engine="tensorflow", settings=None, **model):
     """What a model finds in the samples of the bundled detector, as rows; its metadata."""
     images = [EncodedImage(ImageRef(file.name), file.read_bytes()) for file in SCENES]
-    with contextlib.closing(
-        load_detector(ModelConfig(path, **model), DetectConfig(engine=engine, **(settings or {})))
-    ) as detector:
-        return [detection_row(found) for found in detector.detect(images)], detector.model.metadata
+    results, detector = detected(path, images, DetectConfig(engine=engine, **(settings or {})), **model)
+    return [detection_row(found) for found in results], detector.model.metadata
 
 
 def check_equal(rows, expected, more_than):
@@ -130,7 +121,7 @@ def served_by_triton():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("served", [served_here, pytest.param(served_by_triton, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("served", [served_here, served_by_triton])
 def test_the_bundled_detector_gives_the_rows_of_tensorflow(served):
     """The server answers all candidates; the pipeline suppresses them."""
     expected, metadata = bundled()
@@ -143,18 +134,16 @@ def test_the_bundled_detector_gives_the_rows_of_tensorflow(served):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, {"score_threshold": 0.7, "max_detections": 3}], ids=["defaults", "other thresholds"])
-def test_tensorflow_serving_gives_the_rows_of_the_same_saved_model(settings):
+def test_tensorflow_serving_gives_the_rows_of_the_same_saved_model():
     """The server has the signature of the bundled detector, whose thresholds are inputs with defaults."""
     from tensorflow.core.protobuf import saved_model_pb2
 
-    folder, version = locate("digits", None)
+    (folder, version), settings = locate("digits", None), {"score_threshold": 0.7, "max_detections": 3}
     predict = tf.saved_model.load(folder).signatures[SIGNATURE]
 
     def run(arrays):
-        return {
-            name: found.numpy() for name, found in predict(**{key: tf.constant(value) for key, value in arrays.items()}).items()
-        }
+        found = predict(**{name: tf.constant(value) for name, value in arrays.items()})
+        return {name: array.numpy() for name, array in found.items()}
 
     expected, metadata = bundled(settings=settings)
     described = {field: getattr(metadata, field) for field in ("resize", "class_names", "box_format", "box_units")}
@@ -169,22 +158,26 @@ def test_tensorflow_serving_gives_the_rows_of_the_same_saved_model(settings):
 
 
 def test_a_signature_that_tensorflow_serving_does_not_have_is_one_line():
-    with serving(TensorFlowServer(answer, INPUTS, OUTPUTS)) as server, pytest.raises(ModelError) as refused:
-        load_detector(
-            ModelConfig(path=f"grpc://localhost:{server.port}/toy", signature="other"), DetectConfig(engine="tf-serving")
-        )
+    with serve(kind=TensorFlowServer) as server, pytest.raises(ModelError) as refused:
+        load(server, signature="other")
     assert "it has no signature 'other' but ['serving_default']; set model.signature" in str(refused.value)
 
 
-def test_a_server_that_takes_only_small_batches_gets_small_ones(toy):
+@both
+def test_a_model_that_the_server_does_not_have_is_one_line(kind):
+    with serve(kind=kind) as server, pytest.raises(ModelError, match="unknown model other"):
+        load_detector(ModelConfig(path=f"grpc://localhost:{server.port}/other"), DetectConfig(engine=server.engine))
+
+
+def test_a_server_that_takes_only_small_batches_gets_small_ones():
     def run(arrays):
         if len(arrays["images"]) > 2:
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "batch-size must be <= 2")
         return answer(arrays)
 
-    with toy(run) as server, detector_of(server) as detector:
+    with serve(run) as server, detector_of(server) as detector:
         assert detector.batch_sizes == (1, 2)
-        assert confidences(detector.detect([image(grey) for grey in GREYS])) == GREYS
+        assert found_by(detector) == GREYS
 
 
 def wrong_rows(arrays):
@@ -212,15 +205,16 @@ WRONG = {
 }
 
 
+@both
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-def test_an_image_that_the_server_refuses_is_one_dead_letter(toy, wrong):
-    with toy(lambda arrays: wrong(arrays) if poisoned(arrays) else answer(arrays)) as server, detector_of(server) as detector:
-        found = confidences(detector.detect([image(grey) for grey in [*GREYS, POISON]]))
-        assert found == [*GREYS, "model_failed"]
+def test_an_image_that_the_server_refuses_is_one_dead_letter(kind, wrong):
+    with serve(lambda arrays: (wrong if poisoned(arrays) else answer)(arrays), kind) as server, detector_of(server) as detector:
+        assert found_by(detector, [*GREYS, POISON]) == [*GREYS, "model_failed"]
 
 
+@both
 @pytest.mark.slow
-def test_an_image_beyond_the_deadline_is_one_dead_letter(toy, monkeypatch):
+def test_an_image_beyond_the_deadline_is_one_dead_letter(kind, monkeypatch):
     monkeypatch.setattr("pipeline.detect.remote_engine._REQUEST_SECONDS", 1.0)
     ended = threading.Event()
 
@@ -229,8 +223,8 @@ def test_an_image_beyond_the_deadline_is_one_dead_letter(toy, monkeypatch):
             ended.wait(500)
         return answer(arrays)
 
-    with toy(run) as server, detector_of(server) as detector:
-        found = confidences(detector.detect([image(grey) for grey in (100, POISON, 101)]))
+    with serve(run, kind) as server, detector_of(server) as detector:
+        found = found_by(detector, (100, POISON, 101))
         ended.set()
     assert found == [100, "model_failed", 101]
 
@@ -240,11 +234,11 @@ BROKEN = [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", BROKEN, ids=lambda code: code.name)
-def test_no_image_is_blamed_while_the_server_fails_on_a_blank_one_too(toy, code):
+def test_no_image_is_blamed_while_the_server_fails_on_a_blank_one_too(code):
     """It fails on everything for a while, and then works again."""
     failures = iter(range(20))
 
-    with toy() as server, detector_of(server, detect={"batch_sizes": (1,)}) as detector:
+    with serve() as server, detector_of(server, detect={"batch_sizes": (1,)}) as detector:
 
         def run(arrays):
             if next(failures, None) is not None:
@@ -252,25 +246,41 @@ def test_no_image_is_blamed_while_the_server_fails_on_a_blank_one_too(toy, code)
             return answer(arrays)
 
         server.run = run
-        assert confidences(detector.detect([image(grey) for grey in GREYS])) == GREYS
+        assert found_by(detector) == GREYS
         assert next(failures, None) is None
 
 
 @pytest.mark.slow
-def test_a_server_that_dies_and_starts_again_costs_no_image(toy, capfd):
-    with toy() as server, detector_of(server) as detector:
-        assert confidences(detector.detect([image(100)])) == [100]
+def test_a_server_that_dies_and_starts_again_costs_no_image(capfd):
+    with serve() as server, detector_of(server) as detector, ThreadPoolExecutor(1) as pool:
+        assert found_by(detector, [100]) == [100]
         server.stop()
-        started = [detector.start([image(grey)]) for grey in GREYS]
+        found = pool.submit(found_by, detector)
         wait_until(lambda: "waiting for model grpc://" in capfd.readouterr().err)
-        assert not any(one.done() for one in started)
+        assert not found.done()
         server.start()
-        assert confidences([one.result()[0] for one in started]) == GREYS
+        assert found.result() == GREYS
 
 
-def test_a_server_that_stays_away_fails_the_job_and_no_image(toy):
+@pytest.mark.slow
+def test_a_server_that_has_just_come_may_not_have_loaded_the_model_yet(capfd):
+    """Triton answers like one that does not know it; the job waits, as for a server that is away."""
+    with serve() as server:
+        server.stop()  # its port is known now
+        unknown, has = iter(range(3)), server.has
+        server.has = lambda name: next(unknown, None) is None and has(name)
+        with ThreadPoolExecutor(1) as pool:
+            loaded = pool.submit(load, server)
+            wait_until(lambda: "waiting for model grpc://" in capfd.readouterr().err)
+            server.start()
+            with contextlib.closing(loaded.result()) as detector:
+                assert found_by(detector, [100]) == [100]
+        assert next(unknown, None) is None
+
+
+def test_a_server_that_stays_away_fails_the_job_and_no_image():
     """Its next run takes the images again."""
-    with toy() as server, detector_of(server, server_wait_s=0.2) as detector:
+    with serve() as server, detector_of(server, server_wait_s=0.2) as detector:
         server.stop()
         with pytest.raises(ModelError, match=r"^model grpc://.* has not answered for 0\.2 s: .*UNAVAILABLE"):
             detector.detect([image(100)])
@@ -278,32 +288,35 @@ def test_a_server_that_stays_away_fails_the_job_and_no_image(toy):
 
         def works():
             with contextlib.suppress(ModelError):  # gRPC connects again after a pause of its own
-                return confidences(detector.detect([image(100)])) == [100]
+                return found_by(detector, [100]) == [100]
 
         wait_until(works)
 
 
-def test_two_servers_share_the_work_and_one_that_dies_costs_no_image(toy):
-    with toy() as one, toy() as other, detector_of(one, other) as detector:
-        assert confidences(detector.detect([image(grey) for grey in GREYS])) == GREYS
+def test_two_servers_share_the_work_and_one_that_dies_costs_no_image():
+    with serve() as one, serve() as other, detector_of(one, other) as detector:
+        assert found_by(detector) == GREYS
         assert one.requests and other.requests
         one.stop()
-        assert confidences(detector.detect([image(grey) for grey in GREYS])) == GREYS
+        assert found_by(detector) == GREYS
 
 
-def test_answers_of_many_megabytes_arrive(toy):
+@both
+def test_answers_of_many_megabytes_arrive(kind):
     """gRPC's own limit is 4 MB."""
 
     def run(arrays):
         boxes, scores = answer(arrays).values()
         return {"boxes": np.repeat(boxes, 400_000, 1), "scores": np.pad(scores, ((0, 0), (0, 399_999)))}
 
-    with toy(run) as server, detector_of(server, nms="model", detect={"batch_sizes": (1,), "max_detections": 1}) as detector:
-        assert confidences(detector.detect([image(100)])) == [100]
+    detect = {"batch_sizes": (1,), "max_detections": 1}
+    with serve(run, kind) as server, detector_of(server, nms="model", detect=detect) as detector:
+        assert found_by(detector, [100]) == [100]
 
 
+@both
 @pytest.mark.slow
-def test_tls(toy, tmp_path):
+def test_tls(kind, tmp_path):
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "2"]
     made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate, *subject]
@@ -313,7 +326,7 @@ def test_tls(toy, tmp_path):
         "import sys\nfrom pipeline.config import ModelConfig\nfrom pipeline.detect.remote_engine import RemoteServer\n"
         "print(RemoteServer(ModelConfig(path=sys.argv[1], server_wait_s=60), sys.argv[2]).version)"
     )
-    with toy(credentials=credentials) as server:
+    with serve(kind=kind, credentials=credentials) as server:
         command = [sys.executable, "-c", script, f"grpcs://localhost:{server.port}/toy", server.engine]
         trusted = {**os.environ, "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(certificate)}
         done = subprocess.run(command, cwd=REPO, env=trusted, capture_output=True, text=True, check=False, timeout=500)
@@ -345,35 +358,3 @@ def test_a_job_that_waits_for_a_server_is_stopped_by_sigterm(tmp_path):
 def test_settings_that_do_not_fit_are_one_line(path, settings, message):
     with pytest.raises(ModelError, match=message):
         load_detector(ModelConfig(path=path, model_poll_s=0), DetectConfig(**{"engine": "triton", **settings}))
-
-
-def test_a_server_that_has_just_come_may_not_have_loaded_the_model_yet(server_of):
-    """Triton answers like one that does not know it; the job waits, as for a server that is away."""
-    server, asked = server_of(), []
-    server.start()
-    server.stop()  # its port is known now
-    has = server.has
-
-    def loads(name):
-        asked.append(name)
-        return len(asked) > 3 and has(name)
-
-    server.has = loads
-    starting = threading.Thread(target=lambda: (wait_until(lambda: tried), server.start()))
-    tried = []
-    with pytest.MonkeyPatch.context() as patch:
-        note = RemoteServer._note_failure
-        patch.setattr(RemoteServer, "_note_failure", lambda *args: (tried.append(1), note(*args)))
-        starting.start()
-        try:
-            with detector_of(server) as detector:
-                assert confidences(detector.detect([image(100)])) == [100]
-        finally:
-            starting.join()
-            server.stop()
-    assert len(asked) > 3
-
-
-def test_a_model_that_the_server_does_not_have_is_one_line(toy):
-    with toy() as server, pytest.raises(ModelError, match="unknown model other"):
-        load_detector(ModelConfig(path=f"grpc://localhost:{server.port}/other"), DetectConfig(engine=server.engine))
