@@ -1,10 +1,10 @@
 """A canary: a share of the images meets another version, and no image suffers from it; labels beside the versions say which."""
 
+import contextlib
 import dataclasses
 import json
 import threading
 
-import cv2
 import numpy as np
 import pytest
 
@@ -17,21 +17,21 @@ from pipeline.detect.engine import FunctionEngine, ModelFailed, OutOfMemory
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.records import EncodedImage, ImageRef, identity_hash
 from pipeline.report.annotate import annotate
-from pipeline.stats.job_stats import JobStats
-from pipeline.stats.progress import line
 from tests.detect.versioned_models import HW, TOY, look, opened_detectors, version_of, write_version
+from tests.tiny_models import png
 
 CPU = DetectConfig(score_threshold=0.0, canary_share=0.4, engine=TOY)
+WAIT_S = 300.0  # for images under way; no test needs it
 ALL = dataclasses.replace(CPU, canary_share=1.0)
 
 
-def png(bright=255):
+def image(name, bright=255):
     pixels = np.zeros((*HW, 3), np.uint8)
     pixels[20:60, 30:90] = bright
-    return cv2.imencode(".png", pixels)[1].tobytes()
+    return png(f"{name}.png", pixels)
 
 
-IMAGES = [EncodedImage(ImageRef(f"{n}.png"), png()) for n in range(12)]
+IMAGES = [image(n) for n in range(12)]
 CHOSEN = [identity_hash(f"canary {image.ref.identity}") < 0.4 * 2**64 for image in IMAGES]
 
 
@@ -54,15 +54,15 @@ def open_detector():
         yield lambda path, detect=CPU, version="stable": load(path, version, detect)
 
 
-def versions(detector, images=IMAGES):
-    return [(result.model_version, version_of(result)) for result in detector.detect(images)]
+def versions_of(results):
+    return [(result.model_version, version_of(result)) for result in results]
 
 
 def test_the_rows_are_those_of_the_version_in_use(model, open_detector, capfd):
     detector = open_detector(model)
     look(detector)
-    assert versions(detector) == [("7", "7")] * 12
-    shown = detector.canary_stats(30.0)
+    assert versions_of(detector.detect(IMAGES)) == [("7", "7")] * 12
+    shown = detector.canary_stats(WAIT_S)
     assert (shown.images, shown.failed, shown.skipped) == (sum(CHOSEN), 0, 0)
     assert (shown.stable_images, shown.stable_failed) == (12, 0)
     assert (shown.agreement, round(shown.score_shift_sum / shown.matched, 4)) == (1.0, 0.01)
@@ -105,13 +105,16 @@ def detector_with(run, detect, samples=0, **how):
     return detector
 
 
+def shown_after(detector, images=IMAGES):
+    """The results of images, and the figures of the canary."""
+    with contextlib.closing(detector):
+        return detector.detect(images), detector.canary_stats(WAIT_S)
+
+
 def test_the_images_that_differ_most_are_kept_for_the_report():
     sizes = (3, 9, 1, 5, 2, 7)
-    images = [EncodedImage(ImageRef(f"{n}.png", signed_uri=f"{n}.png?secret"), png(bright=n)) for n in sizes]
-    detector = detector_with(find_elsewhere, dataclasses.replace(CPU, canary_share=1.0, iou_threshold=1.0), samples=1)
-    detector.detect([*images, *images])
-    shown = detector.canary_stats(30.0)
-    detector.close()
+    images = [EncodedImage(ImageRef(f"{n}.png", signed_uri=f"{n}.png?secret"), image(n, bright=n).content) for n in sizes]
+    _, shown = shown_after(detector_with(find_elsewhere, dataclasses.replace(ALL, iou_threshold=1.0), samples=1), images * 2)
     assert [(each.different, each.stable.ref.uri, each.canary.ref.uri) for each in shown.disagreements] == [
         (1 + n, f"{n}.png", f"{n}.png") for n in (9, 7, 5, 3)
     ]
@@ -119,14 +122,8 @@ def test_the_images_that_differ_most_are_kept_for_the_report():
     assert all(annotate(image) and not image.ref.signed_uri for _, image in shown.pictures())
 
 
-@pytest.mark.parametrize(
-    ("run", "samples"), [(find_one, 1), (find_elsewhere, 0)], ids=["they agree", "a report without pictures"]
-)
-def test_otherwise_it_keeps_no_image(run, samples):
-    detector = detector_with(run, ALL, samples)
-    detector.detect(IMAGES)
-    shown = detector.canary_stats(30.0)
-    detector.close()
+def test_a_report_without_pictures_keeps_no_image():
+    _, shown = shown_after(detector_with(find_elsewhere, ALL))
     assert (shown.images, shown.disagreements) == (12, ())
 
 
@@ -139,10 +136,8 @@ def test_a_canary_that_fails_harms_no_image(failure):
     def fail(pixels):
         raise failure
 
-    detector = detector_with(fail, CPU, close=closed.set)
-    assert versions(detector) == [("7", "7")] * 12
-    shown = detector.canary_stats(30.0)
-    detector.close()
+    results, shown = shown_after(detector_with(fail, CPU, close=closed.set))
+    assert versions_of(results) == [("7", "7")] * 12
     assert (shown.images, shown.failed, shown.stable_failed) == (sum(CHOSEN), sum(CHOSEN), 0)
     assert closed.is_set()
 
@@ -150,30 +145,18 @@ def test_a_canary_that_fails_harms_no_image(failure):
 def test_a_canary_that_hangs_delays_no_image():
     free = threading.Event()
     detector = detector_with(lambda pixels: free.wait() and find_one(pixels), ALL)
-    many = [EncodedImage(ImageRef(f"{n}.png"), png()) for n in range(60)]
-    assert versions(detector, many) == [("7", "7")] * 60  # while it hangs
+    assert versions_of(detector.detect([image(n) for n in range(60)])) == [("7", "7")] * 60  # while it hangs
     shown = detector.canary_stats()
     assert (shown.images, shown.stable_images) == (0, 60)
     assert shown.skipped >= 60 - 16 - 2  # in its queue, and in its threads
     free.set()
-    assert detector.canary_stats(30.0).images == 60 - shown.skipped
+    assert detector.canary_stats(WAIT_S).images == 60 - shown.skipped
     detector.close()
 
 
-def test_an_image_that_is_none_is_nobody_s_failure():
-    detector = detector_with(find_one, ALL)
-    (letter,) = detector.detect([EncodedImage(ImageRef("a.png"), b"none")])
-    shown = detector.canary_stats(30.0)
-    detector.close()
+def test_an_image_that_cannot_be_decoded_is_no_version_s_failure():
+    (letter,), shown = shown_after(detector_with(find_one, ALL), [EncodedImage(ImageRef("a.png"), b"none")])
     assert (letter.stage, shown.images, shown.stable_images) == ("decode", 0, 0)
-
-
-def test_the_lines_of_a_job_say_what_it_shows():
-    detector = detector_with(find_one, ALL)
-    detector.detect(IMAGES)
-    shown = line(detector.model_stats(30.0), JobStats(), 10.0)
-    detector.close()
-    assert "; canary 8: 12 images, agreement 1.000, scores +0.010, failed 0.0% (stable 0.0%), " in shown
 
 
 def why_none(detector):
@@ -212,16 +195,15 @@ def test_it_follows_its_label(model, open_detector, capfd):
     ]
 
 
-@pytest.mark.parametrize("says", [{"broken": "it is no model"}, {"name": "other"}], ids=["no model", "another name"])
-def test_a_canary_that_cannot_be_used_is_refused_once(model, open_detector, capfd, says):
-    write_version(model, 8, **says)
+def test_a_canary_that_cannot_be_used_is_refused_once(model, open_detector, capfd):
+    write_version(model, 8, broken="it is no model")
     detector = open_detector(model, ALL)
     look(detector, 4)
     assert detector.canary is None
-    assert why_none(detector).startswith(f"it is refused: model {model}/8: it")
-    assert capfd.readouterr().err.count("canary 8 is refused: it") == 1
+    assert why_none(detector).startswith(f"it is refused: model {model}/8: it is no model")
+    assert capfd.readouterr().err.count("canary 8 is refused: it is no model") == 1
     assert detector.counted_swaps() == {"refusals": 1}
-    assert versions(detector, IMAGES[:1]) == [("7", "7")]
+    assert versions_of(detector.detect(IMAGES[:1])) == [("7", "7")]
 
 
 @pytest.mark.parametrize("version", ["stable", None], ids=["labelled", "newest"])

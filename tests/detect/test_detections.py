@@ -71,52 +71,38 @@ def test_ties_keep_the_models_order_and_boxes_stay_unclipped():
     assert [row[2] for row in rows] == [[-50, 0, 300, 100], [0, 0, 200, 100]]
 
 
+WHOLE = [0, 0, 200, 100]  # `UNIT` on the image
+FROM_1 = dataclasses.replace(MODEL, class_id_offset=1)
+YXYX = dataclasses.replace(MODEL, box_format="yxyx")
+CXCYWH = dataclasses.replace(MODEL, box_format="cxcywh", box_units="pixels")
+NAMELESS = dataclasses.replace(FROM_1, class_names=())
+NUMBERLESS = [np.nan, np.inf, 1e10, -1e10]
+
+
 @pytest.mark.parametrize(
     ("outputs", "model", "rows"),
     [
         pytest.param(answer([], [], []), MODEL, [], id="no boxes"),
         pytest.param(answer([UNIT, UNIT], [0.9, 0.8], [0, 1], count=0), MODEL, [], id="count of none"),
-        pytest.param(
-            answer([UNIT, UNIT], [0.9, 0.8], [0, 1], count=1), MODEL, [("cat", 0.9, [0, 0, 200, 100])], id="padded answer"
-        ),
-        pytest.param(
-            answer([UNIT, [0, 0, np.inf, 1], [np.nan] * 4], [np.nan, 0.9, 0.9], [0, 0, 0]), MODEL, [], id="numbers that are none"
-        ),
-        pytest.param(
-            answer([UNIT], [0.9], [1]),
-            dataclasses.replace(MODEL, class_id_offset=1),
-            [("cat", 0.9, [0, 0, 200, 100])],
-            id="classes from 1",
-        ),
-        pytest.param(
-            answer([UNIT, UNIT], [0.9, 0.8], [3, -1]),
-            MODEL,
-            [("class 3", 0.9, [0, 0, 200, 100]), ("class -1", 0.8, [0, 0, 200, 100])],
-            id="classes without a name",
-        ),
-        pytest.param(
-            answer([UNIT], [0.9], [18]),
-            dataclasses.replace(MODEL, class_id_offset=1, class_names=()),
-            [("class 18", 0.9, [0, 0, 200, 100])],
-            id="classes from 1 without a name",
-        ),
-        pytest.param(answer([UNIT], [[0.1, 0.7, 0.2]]), MODEL, [("dog", 0.7, [0, 0, 200, 100])], id="scores of all classes"),
-        pytest.param(answer([UNIT], [0.7]), MODEL, [("cat", 0.7, [0, 0, 200, 100])], id="one class, no class output"),
-        pytest.param(
-            answer([[0.1, 0.2, 0.3, 0.5]], [0.9], [0]),
-            dataclasses.replace(MODEL, box_format="yxyx"),
-            [("cat", 0.9, [40, 10, 100, 30])],
-            id="yxyx shares",
-        ),
-        pytest.param(
-            answer([[50, 40, 20, 10]], [0.9], [0]),
-            dataclasses.replace(MODEL, box_format="cxcywh", box_units="pixels"),
-            [("cat", 0.9, [40, 35, 60, 45])],
-            id="cxcywh pixels",
-        ),
+        pytest.param(answer([UNIT, UNIT], [0.9, 0.8], [0, 1], count=1), MODEL, [("cat", 0.9, WHOLE)], id="padded answer"),
+        pytest.param(answer([UNIT], [0.9], [0], count=1e30), MODEL, [("cat", 0.9, WHOLE)], id="a huge count"),
+        pytest.param(answer([UNIT], [0.9], [1]), FROM_1, [("cat", 0.9, WHOLE)], id="classes from 1"),
+        pytest.param(answer([UNIT], [0.9], [18]), NAMELESS, [("class 18", 0.9, WHOLE)], id="from 1 without a name"),
+        pytest.param(answer([UNIT], [0.9], [-1]), MODEL, [("class -1", 0.9, WHOLE)], id="a class without a name"),
+        pytest.param(answer([UNIT], [[0.1, 0.7, 0.2]]), MODEL, [("dog", 0.7, WHOLE)], id="scores of all classes"),
+        pytest.param(answer([UNIT], [0.7]), MODEL, [("cat", 0.7, WHOLE)], id="one class, no class output"),
+        pytest.param(answer([[0.1, 0.2, 0.3, 0.5]], [0.9]), YXYX, [("cat", 0.9, [40, 10, 100, 30])], id="yxyx shares"),
+        pytest.param(answer([[50, 40, 20, 10]], [0.9]), CXCYWH, [("cat", 0.9, [40, 35, 60, 45])], id="cxcywh pixels"),
+        pytest.param(answer([UNIT, UNIT], [np.inf, 0.8], [0, 0]), MODEL, [("cat", 0.8, WHOLE)], id="an infinite score"),
+        pytest.param(answer([UNIT], [np.nan], [0]), MODEL, [], id="a score that is no number"),
+        pytest.param(answer([UNIT], [1.5], [0]), MODEL, [("cat", 1.0, WHOLE)], id="a score above 1"),
+        pytest.param(answer([UNIT] * 4, [0.9] * 4, NUMBERLESS), MODEL, [], id="classes that are no numbers"),
+        pytest.param(answer([[0, 0, np.inf, 1], [np.nan] * 4], [0.9] * 2), MODEL, [], id="boxes that are no numbers"),
+        pytest.param(answer([[0, 0, 3e38, 1]], [0.9]), MODEL, [], id="a box that is infinite once it is on the image"),
     ],
 )
 def test_what_models_say(outputs, model, rows):
+    """Numbers that are none are left out."""
     got = found(outputs, model)
     assert [row[:2] for row in got] == [row[:2] for row in rows]
     assert np.allclose([row[2] for row in got], [row[2] for row in rows], atol=1e-4)
@@ -170,26 +156,24 @@ def test_a_filter_for_a_class_that_the_model_lacks_is_refused(classes, names, me
     assert str(caught.value) == message
 
 
+def outputs_of(boxes_shape, scores_shape, classes_shape=None):
+    shapes = {"boxes": boxes_shape, "scores": scores_shape, "classes": classes_shape}
+    return {name: np.zeros(shape, np.float32) for name, shape in shapes.items() if shape is not None}
+
+
 @pytest.mark.parametrize(
     ("outputs", "message"),
     [
-        pytest.param(
-            answer([UNIT], [0.9], [0], count=np.nan), "expected the number of boxes as the model's count", id="count NaN"
-        ),
-        pytest.param(
-            answer([UNIT], [0.9], [0], count=np.inf), "expected the number of boxes as the model's count", id="count inf"
-        ),
+        pytest.param(answer([UNIT], [0.9], [0], count=np.nan), "as the model's count, got [nan]", id="count that is no number"),
         pytest.param(answer([UNIT], [0.9], [0], count=-1), "as the model's count, got [-1.0]", id="negative count"),
         pytest.param(answer([UNIT], [0.9], [0], count=[1, 1]), "as the model's count, got [1.0, 1.0]", id="two counts"),
-        pytest.param(answer([UNIT], [0.9, 0.8], [0]), "got (1, 4) and (2,) and (1,)", id="more scores than boxes"),
-        pytest.param(answer([UNIT], [0.9], [0, 1]), "got (1, 4) and (1,) and (2,)", id="more classes than boxes"),
-        pytest.param(answer([UNIT], [[0.9]], [0]), "expected boxes (M, 4), scores (M,) and classes (M,)", id="classes twice"),
-        pytest.param({**answer([UNIT], [0.9]), "boxes": np.zeros((1, 5))}, "got (1, 5) and (1,)", id="five numbers a box"),
-        pytest.param({**answer([UNIT], [0.9]), "boxes": np.float32(1)}, "got () and (1,)", id="one number"),
-        pytest.param({**answer([UNIT], [0.9]), "scores": np.zeros((1, 0))}, "got (1, 4) and (1, 0)", id="no class"),
-        pytest.param(
-            {**answer([UNIT], [0.9]), "scores": np.array([b"high"])}, "expected numbers as the model's scores", id="texts"
-        ),
+        pytest.param(outputs_of((1, 4), (2,), (1,)), "got (1, 4) and (2,) and (1,)", id="more scores than boxes"),
+        pytest.param(outputs_of((1, 4), (1,), (2,)), "got (1, 4) and (1,) and (2,)", id="more classes than boxes"),
+        pytest.param(outputs_of((1, 4), (1, 1), (1,)), "expected boxes (M, 4), scores (M,) and classes (M,)", id="classes twice"),
+        pytest.param(outputs_of((1, 5), (1,)), "got (1, 5) and (1,)", id="five numbers a box"),
+        pytest.param(outputs_of((), (1,)), "got () and (1,)", id="one number"),
+        pytest.param(outputs_of((1, 4), (1, 0)), "got (1, 4) and (1, 0)", id="no class"),
+        pytest.param({**outputs_of((1, 4), ()), "scores": np.array([b"high"])}, "numbers as the model's scores", id="texts"),
         pytest.param({"boxes": np.zeros((1, 4))}, "expected numbers as the model's scores, got none", id="no scores"),
     ],
 )
@@ -198,20 +182,6 @@ def test_an_output_that_is_none_of_a_detector_is_a_failure_of_its_image(outputs,
         found(outputs)
     assert (caught.value.stage, caught.value.reason) == ("detect", "bad_output")
     assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("outputs", "rows"),
-    [
-        pytest.param(answer([UNIT], [0.9], [0], count=1e30), [("cat", 0.9)], id="a huge count"),
-        pytest.param(answer([UNIT, UNIT], [np.inf, 0.8], [0, 0]), [("cat", 0.8)], id="an infinite score"),
-        pytest.param(answer([UNIT], [1.5], [0]), [("cat", 1.0)], id="a score above 1"),
-        pytest.param(answer([UNIT] * 4, [0.9] * 4, [np.nan, np.inf, 1e10, -1e10]), [], id="classes that are no numbers"),
-        pytest.param(answer([[0, 0, 3e38, 1], UNIT], [0.9, 0.8], [0, 0]), [("cat", 0.8)], id="infinite once it is on the image"),
-    ],
-)
-def test_numbers_that_are_none_are_left_out(outputs, rows):
-    assert [row[:2] for row in found(outputs)] == rows
 
 
 wild = st.one_of(st.floats(width=32), st.sampled_from([0.0, 0.5, 1.0, -1.0, 3e38, -3e38, np.inf, -np.inf, np.nan]))
