@@ -32,6 +32,7 @@ from tests.forked_jobs import SystemCall, run_forked
 
 REPO = Path(__file__).resolve().parent.parent
 os.environ["PATH"] = f"{REPO / '.tools'}{os.pathsep}{os.environ.get('PATH', '')}"  # Prism, where `make prism` has put it
+os.environ["PYTHONPATH"] = f"{REPO}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # of processes that begin in another folder
 
 settings.register_profile("suite", deadline=None, derandomize=True)  # the same cases each time; `make fuzz` looks for new ones
 settings.register_profile("fuzz", deadline=None, max_examples=int(os.environ.get("FUZZ_EXAMPLES", "2000")))

@@ -19,7 +19,6 @@ from pipeline.feed.fit import ModelInput
 from pipeline.feed.work import Limits
 from pipeline.records import EncodedImage, ImageRef
 from tests import hostile_images
-from tests.fixtures import REPO
 from tests.processes import wait_until
 
 LIMITS = Limits(
@@ -121,9 +120,7 @@ def job_at_work(code: str) -> Iterator[tuple[subprocess.Popen[str], psutil.Proce
         "def begun(): print(process_at_work().pid, flush=True)\n"
     )
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    process = subprocess.Popen(
-        [sys.executable, "-c", begin + code], cwd=REPO, env=os.environ | {"PYTHONPATH": str(REPO)}, **pipes
-    )
+    process = subprocess.Popen([sys.executable, "-c", begin + code], **pipes)
     try:
         yield process, psutil.Process(int(process.stdout.readline()))
     finally:
