@@ -7,6 +7,7 @@ import json
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -175,36 +176,6 @@ class InlineImages:
         return {f"inline:{number}" for number in range(last)} <= set(self.rows)
 
 
-class VersionedFile:
-    """An image file that can be broken and mended, and stays the same version.
-
-    Args:
-      path: An image.
-
-    Attributes:
-      message: What asks for it.
-    """
-
-    def __init__(self, path: Path):
-        self._path = path
-        self._content = path.read_bytes()
-        self._made_ns = path.stat().st_mtime_ns
-        self.message = json.dumps({"uri": str(path)}).encode()
-
-    def break_(self) -> None:
-        """Makes it a file that is no image."""
-        self._write(bytes(len(self._content)))
-
-    def mend(self) -> None:
-        """Makes it the image again."""
-        self._write(self._content)
-
-    def _write(self, content: bytes) -> None:
-        self._path.unlink()  # it may be a link to an image that others are links to
-        self._path.write_bytes(content)
-        os.utime(self._path, ns=(self._made_ns, self._made_ns))
-
-
 class CuttableProxy:
     """A TCP proxy whose connections can be cut, and that refuses new ones until mended.
 
@@ -214,8 +185,6 @@ class CuttableProxy:
     """
 
     def __init__(self, upstream: str, answers_late_s: float = 0.0):
-        import socket
-
         host, port = upstream.split(":")
         self._upstream = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -237,8 +206,6 @@ class CuttableProxy:
         self._cut = False
 
     def _accept(self) -> None:
-        import socket
-
         while True:
             near, _ = self._listener.accept()
             if self._cut:
@@ -252,7 +219,7 @@ class CuttableProxy:
                 threading.Thread(target=_send, args=(coming, target), daemon=True).start()
 
 
-def _receive(source: Any, coming: queue.SimpleQueue[tuple[float, bytes]], late_s: float) -> None:
+def _receive(source: socket.socket, coming: queue.SimpleQueue[tuple[float, bytes]], late_s: float) -> None:
     content = b"any"
     while content:
         try:
@@ -263,7 +230,7 @@ def _receive(source: Any, coming: queue.SimpleQueue[tuple[float, bytes]], late_s
     _shut(source)
 
 
-def _send(coming: queue.SimpleQueue[tuple[float, bytes]], target: Any) -> None:
+def _send(coming: queue.SimpleQueue[tuple[float, bytes]], target: socket.socket) -> None:
     with contextlib.suppress(OSError):  # cut
         while (next_ := coming.get())[1]:
             time.sleep(max(0.0, next_[0] - time.monotonic()))
@@ -271,6 +238,6 @@ def _send(coming: queue.SimpleQueue[tuple[float, bytes]], target: Any) -> None:
     _shut(target)
 
 
-def _shut(connection: Any) -> None:
+def _shut(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):  # it is already
-        connection.shutdown(2)
+        connection.shutdown(socket.SHUT_RDWR)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.bright_model import export_bright_model
 from tests.conftest import REPO
-from tests.launch.jobs import images_of, rows_by_name, write_images
+from tests.launch.jobs import rows_by_name, write_images
 from tests.launch.test_elsewhere import TWO_PROCESSES
 from tests.monitoring.prometheus import port_of, samples_of
 from tests.processes import running, wait_until
@@ -45,30 +45,11 @@ def write_white(path: Path) -> None:
     assert cv2.imwrite(str(path), np.full((48, 64, 3), 255, np.uint8))
 
 
-def ask_for(job: StreamingJob, folder: Path) -> list[str]:
-    paths = sorted(map(str, folder.iterdir()))
-    job.publish(*(json.dumps({"uri": path}).encode() for path in paths))
-    return paths
-
-
 def rows_in_archive(job: StreamingJob) -> collections.Counter:
     """How many rows each image has, and each dead letter."""
     files = [path for kind in ("detections", "dead_letters") for path in (job.archive / kind).glob("*.jsonl")]
     lines = [line for file in files for line in file.read_text().splitlines()]
     return collections.Counter(json.loads(line)["image"]["uri"] for line in lines)
-
-
-def test_a_model_that_hangs_ends_a_batch_job_and_the_next_run_does_the_rest(tmp_path, run_job, hanging_model, bright_model):
-    write_images(tmp_path / "in", *(f"{n}.png" for n in range(IMAGES)))
-    write_white(tmp_path / "in" / "white.png")
-    job = ("--input", tmp_path / "in", "--output", tmp_path / "out")
-    code, _, err = run_job(*job, "--model", hanging_model, *SOON)
-    assert (code, stuck_part(err)) == (1, "detector"), err
-    assert rows_by_name(tmp_path / "out") == []
-    code, _, err = run_job(*job, "--model", bright_model)
-    assert code == 0, err
-    assert images_of(tmp_path / "out") == {"read": IMAGES + 1, "detected": IMAGES + 1, "dead": 0, "skipped": 0}
-    assert rows_by_name(tmp_path / "out") == sorted([*(f"{n}.png" for n in range(IMAGES)), "white.png"])
 
 
 @pytest.mark.matrix
@@ -116,7 +97,8 @@ def test_a_stuck_stream_acknowledges_nothing_and_the_next_run_does_all(
     job = StreamingJob(pubsub_emulator, tmp_path, model, *STREAM, killed=True)
     try:
         job.start(killed_after="locked" if fault == "lock" else "")
-        paths = ask_for(job, tmp_path / "in")
+        paths = sorted(map(str, (tmp_path / "in").iterdir()))
+        job.publish(*(json.dumps({"uri": path}).encode() for path in paths))
         assert (job.wait(), stuck_part(job.output())) == (1, part), job.output()
         job.start(flags=("--model", bright_model, "--stuck-after-s", 600))  # a busy machine may take longer than SOON
         wait_until(lambda: set(rows_in_archive(job)) == set(paths), job.output)
@@ -126,18 +108,10 @@ def test_a_stuck_stream_acknowledges_nothing_and_the_next_run_does_all(
         job.__exit__()
 
 
-@pytest.fixture
-def silent_storage(monkeypatch):
-    """A Cloud Storage that accepts connections, and never answers."""
+def test_a_storage_that_accepts_connections_and_never_answers_ends_a_stream(pubsub_emulator, tmp_path, bright_model, monkeypatch):
+    """No call has returned; storage that refuses or fails is waited for."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{listener.getsockname()[1]}")
-        yield
-
-
-def test_a_storage_that_accepts_connections_and_never_answers_ends_a_stream(
-    pubsub_emulator, silent_storage, tmp_path, bright_model
-):
-    """No call has returned; storage that refuses or fails is waited for."""
-    with StreamingJob(pubsub_emulator, tmp_path, bright_model, *STREAM) as job:
-        job.publish(json.dumps({"uri": "gs://bucket/a.png"}).encode())
-        assert (job.wait(), stuck_part(job.output())) == (1, "read"), job.output()
+        with StreamingJob(pubsub_emulator, tmp_path, bright_model, *STREAM) as job:
+            job.publish(json.dumps({"uri": "gs://bucket/a.png"}).encode())
+            assert (job.wait(), stuck_part(job.output())) == (1, "read"), job.output()

@@ -43,11 +43,13 @@ class Watched:
 
 @pytest.mark.parametrize("name", PARTS)
 def test_a_part_with_work_that_does_not_move_is_stuck_after_the_time(name):
-    watched = Watched()
+    """Whatever moves that it does not wait for; an idle time before does not count."""
+    watched, others = Watched(), {*PARTS} - {name, *PARTS[name]}
+    watched.pass_(10 * LIMIT)
     watched.parts[name].begin()
-    watched.pass_(LIMIT - 1)
+    watched.pass_(LIMIT - 1, *others)
     assert (watched.stuck, watched.parts[name].stalled_s) == ([], LIMIT - 1)
-    watched.pass_(1)
+    watched.pass_(1, *others)
     assert watched.stuck == [name]
 
 
@@ -55,15 +57,10 @@ def test_a_part_with_work_that_does_not_move_is_stuck_after_the_time(name):
     ("waiting", "moving", "stuck"),
     [
         pytest.param([], [], [], id="idle"),
-        pytest.param(["detector"], ["detector"], [], id="slow"),
         pytest.param(["subscriber"], ["read"], [], id="messages wait while storage is tried again"),
         pytest.param(["subscriber", "detector"], ["detector"], [], id="messages wait for a slow detector"),
         pytest.param(["subscriber", "publish"], ["publish"], [], id="messages wait for Pub/Sub, which is tried again"),
         pytest.param(["subscriber", "read", "detector"], [], ["detector"], id="the last part of those that wait"),
-        pytest.param(["subscriber", "read"], ["publish"], ["read"], id="a read that does not return"),
-        pytest.param(["detector", "publish"], ["publish"], ["detector"], id="what is published does not move a detector"),
-        pytest.param(["archive", "detector"], ["detector"], ["archive"], id="windows that are never closed"),
-        pytest.param(["pull"], ["publish"], ["pull"], id="a pull that does not return"),
     ],
 )
 def test_what_waits_and_does_not_move_is_stuck_and_the_part_at_fault_is_named(waiting, moving, stuck):
@@ -73,14 +70,6 @@ def test_what_waits_and_does_not_move_is_stuck_and_the_part_at_fault_is_named(wa
     watched.pass_(LIMIT, *moving)
     assert watched.stuck == stuck
     assert stuck or all(part.stalled_s == 0 for part in watched.parts.values())
-
-
-def test_work_that_begins_after_an_idle_time_has_the_whole_time():
-    watched = Watched()
-    watched.pass_(10 * LIMIT)
-    watched.parts["detector"].begin()
-    watched.pass_(LIMIT - 1)
-    assert watched.stuck == []
 
 
 def test_without_a_limit_stalls_are_measured_and_nothing_ends():
@@ -153,11 +142,9 @@ def test_a_model_that_loads_while_images_wait_for_it_is_progress():
         with in_use.taken():
             taken.set()
 
-    thread = threading.Thread(target=take, daemon=True)
     before = PROCESS.parts["detector"].steps
-    thread.start()
+    threading.Thread(target=take, daemon=True).start()
     wait_until(lambda: PROCESS.parts["detector"].steps >= before + 2)
     assert not taken.is_set()
     in_use.swap(load_toy(DetectConfig()))
-    thread.join()
-    assert taken.is_set()
+    assert taken.wait(300)

@@ -42,9 +42,7 @@ def test_a_storage_notification_asks_for_that_generation_of_the_object():
 @pytest.mark.parametrize(
     ("message", "said"),
     [
-        pytest.param({"uri": "gs://b/a"}, [{}], id="nothing"),
         pytest.param({"uri": "gs://b/a", "name": "n", "generation": "1", "request_id": "r"}, [{}], id="only what is ours"),
-        pytest.param({"uri": "gs://b/a", "camera": 7, "tags": ["x"]}, [{"camera": 7, "tags": ["x"]}], id="of one image"),
         pytest.param({"bytes": INLINE_BYTES, "camera": 7}, [{"camera": 7}], id="of an inline image"),
         pytest.param({"uri": "gs://b/a", "extra": {"camera": 7}, "label": "x"}, [{"camera": 7, "label": "x"}], id="as in rows"),
         pytest.param(
@@ -52,21 +50,16 @@ def test_a_storage_notification_asks_for_that_generation_of_the_object():
             [{"camera": 7}, {"camera": 8}, {"camera": 7}],
             id="of all images",
         ),
-        pytest.param(
-            {"notes": "x" * 100_000, "images": [{"uri": "gs://b/a", "notes": "y" * 3000, "n": 1}]},
-            [{"n": 1, "...": 2}],
-            id="large",
-        ),
         pytest.param({"images": ["gs://b/a"], "a\ud800": float("nan")}, [{"a\ud800": None}], id="no Unicode, no number"),
     ],
 )
-def test_what_a_message_says_beyond_what_we_know_travels_with_its_images(message, said):
+def test_other_fields_of_a_message_travel_with_its_images(message, said):
     images = asked(json.dumps(message).encode()).images
     refs = [image.ref if isinstance(image, EncodedImage) else image for image in images]
     assert [json.loads(ref.extra or "{}") for ref in refs] == said
 
 
-@pytest.mark.parametrize("event", ["OBJECT_DELETE", "OBJECT_ARCHIVE", "OBJECT_METADATA_UPDATE", "NEW_KIND"])
+@pytest.mark.parametrize("event", ["OBJECT_DELETE", "NEW_KIND"])
 def test_other_notifications_are_skipped(event):
     request = notified(event=event, request_id="r")
     assert (request.images, request.dead_letters, request.skipped, request.wants_answer) == ((), (), True, False)
@@ -98,12 +91,7 @@ def test_uris_are_found_in_json_and_in_plain_text(data, uris):
 
 @pytest.mark.parametrize(
     ("data", "attributes"),
-    [
-        (JPEG, {}),
-        (JPEG, {"Content_Type": "IMAGE/JPEG"}),
-        (b"RIFF1234WEBPrest", {}),
-        (b"???", {"content-type": "image/x-new"}),
-    ],
+    [(JPEG, {}), (b"RIFF1234WEBPrest", {}), (b"???", {"content-type": "image/x-new"}), (b"???", {"Content_Type": "IMAGE/JPEG"})],
     ids=str,
 )
 def test_raw_image_bytes_are_recognised_by_their_start_or_a_content_type(data, attributes):
@@ -125,13 +113,11 @@ def test_inline_images_are_the_same_image_when_name_and_bytes_are():
     ("data", "reason"),
     [
         (b"", "not_recognised"),
-        (b"hello", "not_recognised"),
-        (b"\x00\x01\x02", "not_recognised"),
+        (b"\x00hello", "not_recognised"),
         (b"{", "bad_json"),
         (b"[" * 100_000, "bad_json"),
         (b'{"images": 3}', "bad_request"),
         (b'{"images": []}', "no_images"),
-        (b"[]", "no_images"),
         (b"{}", "bad_request"),
         (b"[3]", "bad_request"),
         (b'{"uri": 3}', "bad_request"),
@@ -150,10 +136,10 @@ def as_message(letter):
     return dead_letter_message(letter, 0.0).data
 
 
-def failed(request, stage, reason):
-    """The dead letters of a request's images, as later steps make them."""
-    images = [(image, b"") if isinstance(image, ImageRef) else (image.ref, image.content) for image in request.images]
-    return [ImageError(stage, reason, "no").dead_letter(ref, payload) for ref, payload in images]
+def failed(image):
+    """The dead letter of an image, as a later step makes it."""
+    ref, payload = (image, b"") if isinstance(image, ImageRef) else (image.ref, image.content)
+    return ImageError("decode", "corrupt", "no").dead_letter(ref, payload)
 
 
 @pytest.mark.parametrize(
@@ -165,15 +151,14 @@ def failed(request, stage, reason):
     ],
 )
 def test_a_dead_letter_as_a_message_asks_for_its_image_again(data):
-    """By its name, or with its bytes; with what else was said of it, and under the same identity."""
-    before = asked(data)
-    (letter,) = failed(before, "decode", "corrupt")
-    assert asked(as_message(letter)).images == before.images
+    """By its name, or with its bytes; with its other fields, and under the same identity."""
+    (before,) = asked(data).images
+    assert asked(as_message(failed(before))).images == (before,)
 
 
 def test_a_dead_letter_asks_for_the_newest_version_of_its_image():
-    (letter,) = failed(notified(generation="17"), "read", "not_found")
-    assert asked(as_message(letter)).images == (ImageRef("gs://photos/a/b.jpg", "", event_time=100.0, message_id="m1"),)
+    (image,) = notified(generation="17").images
+    assert asked(as_message(failed(image))).images == (ImageRef("gs://photos/a/b.jpg", "", event_time=100.0, message_id="m1"),)
 
 
 def test_a_message_that_was_refused_is_recognised_again_and_does_not_grow_when_it_is_refused_again(monkeypatch):
@@ -196,7 +181,6 @@ def test_a_message_that_was_refused_is_recognised_again_and_does_not_grow_when_i
 @pytest.mark.parametrize(
     ("image", "payload", "reason"),
     [
-        ({}, {}, "bad_request"),
         ({"uri": "inline:a.jpg"}, {}, "bad_request"),
         ({"uri": 7}, {}, "bad_request"),
         ({"uri": "inline:a.jpg"}, {"payload_base64": "?"}, "bad_base64"),
@@ -262,42 +246,32 @@ def test_an_image_that_is_refused_fails_alone_and_each_has_the_id_of_its_request
     assert ids | {letter.ref.request_id for letter in request.dead_letters} == {"r7"}
 
 
-def test_the_number_of_images_is_bounded():
+def test_the_number_of_images_and_their_inline_bytes_together_are_bounded(monkeypatch):
     most = ["gs://b/1"] * messages.MAX_IMAGES
     assert len(asked(json.dumps(most).encode()).images) == len(most)
     assert only_dead_letter(asked(json.dumps([*most, "gs://b/2"]).encode())).reason == "too_many_images"
-
-
-def test_the_bytes_of_inline_images_are_bounded_together(monkeypatch):
     body = json.dumps([{"bytes": INLINE_BYTES}, {"bytes": INLINE_BYTES, "name": "second"}]).encode()
     monkeypatch.setattr(messages, "MAX_INLINE_BYTES", 2 * len(JPEG))
     assert len(asked(body).images) == 2
     monkeypatch.setattr(messages, "MAX_INLINE_BYTES", 2 * len(JPEG) - 1)
     request = asked(body)
-    assert len(request.images) == 1
-    assert request.dead_letters[0].reason == "too_large"
+    assert (len(request.images), request.dead_letters[0].reason) == (1, "too_large")
 
 
 def test_the_event_time_is_the_attribute_or_else_the_publish_time():
-    assert asked(JPEG).images[0].ref.event_time == 100.0
-    assert asked(JPEG, event_time="1970-01-01T00:01:00Z").images[0].ref.event_time == 60.0
-    assert asked(JPEG, event_time="1970-01-01T01:01:00+01:00").images[0].ref.event_time == 60.0
-    assert asked(JPEG, event_time="yesterday").images[0].ref.event_time == 100.0
+    expected = {"": 100.0, "1970-01-01T00:01:00Z": 60.0, "1970-01-01T01:01:00+01:00": 60.0, "yesterday": 100.0}
+    assert {text: asked(JPEG, event_time=text).images[0].ref.event_time for text in expected} == expected
 
 
 @pytest.mark.parametrize(
     ("data", "attributes", "request_id"),
     [
         (b'{"request_id": "r", "images": []}', {}, "r"),
-        (json.dumps({"request_id": "r", "images": ["gs://b/1"] * 1001}).encode(), {}, "r"),
-        (b'{"request_id": "r", "images": null}', {}, "r"),
         (b'{"request_id": "r"}', {}, "r"),
         (b'{"request_id": 7, "images": []}', {}, "7"),
         (b'{"request_id": [[]], "images": []}', {"request_id": "a"}, "a"),
         (b"{", {"request_id": "a"}, "a"),
-        (b"hello", {"request_id": "a"}, "a"),
     ],
-    ids=lambda value: str(value)[:60],
 )
 def test_a_request_that_cannot_be_done_is_answered_under_its_id(data, attributes, request_id):
     request = asked(data, **attributes)
@@ -305,23 +279,26 @@ def test_a_request_that_cannot_be_done_is_answered_under_its_id(data, attributes
     assert only_dead_letter(request).ref.request_id == request_id
 
 
-def test_a_local_file_lies_where_links_lead(tmp_path):
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "secret").mkdir()
-    (tmp_path / "secret" / "key.jpg").write_bytes(b"key")
-    (tmp_path / "photos" / "own.jpg").write_bytes(b"own")
-    (tmp_path / "photos" / "link.jpg").symlink_to(tmp_path / "secret" / "key.jpg")
-    (tmp_path / "photos" / "folder").symlink_to(tmp_path / "secret")
-    (tmp_path / "photos" / "within.jpg").symlink_to(tmp_path / "photos" / "own.jpg")
-    (tmp_path / "photos" / "round.jpg").symlink_to(tmp_path / "photos" / "round.jpg")
-    (tmp_path / "mounted").symlink_to(tmp_path / "photos")
-    photos, mounted = f"{tmp_path}/photos", f"{tmp_path}/mounted"
-    assert not is_allowed(f"{photos}/link.jpg", [photos])
-    assert not is_allowed(f"{photos}/folder/key.jpg", [photos])
-    assert is_allowed(f"{photos}/link.jpg", [photos, f"{tmp_path}/secret"])
-    assert is_allowed(f"{photos}/within.jpg", [photos])
-    assert is_allowed(f"{photos}/own.jpg", ["gs://", photos])
-    assert is_allowed(f"{mounted}/own.jpg", [mounted])
-    assert not is_allowed(f"{mounted}/own.jpg", [photos])
-    assert is_allowed(f"{photos}/round.jpg", [photos])  # leads nowhere, so reading it says so
-    assert not is_allowed(f"{photos}/\ud800.jpg", [photos])
+@pytest.mark.parametrize(
+    ("allowed", "name", "folders"),
+    [
+        (True, "photos/own.jpg", ["photos"]),
+        (True, "photos/within.jpg", ["photos"]),
+        (False, "photos/link.jpg", ["photos"]),
+        (True, "photos/link.jpg", ["photos", "secret"]),
+        (False, "photos/folder/key.jpg", ["photos"]),
+        (True, "mounted/own.jpg", ["mounted"]),
+        (False, "mounted/own.jpg", ["photos"]),
+        (True, "photos/round.jpg", ["photos"]),  # leads nowhere, so reading it fails
+        (False, "photos/\ud800.jpg", ["photos"]),
+    ],
+    ids=ascii,
+)
+def test_a_local_file_lies_where_links_lead(tmp_path, allowed, name, folders):
+    for path in ("secret/key.jpg", "photos/own.jpg"):
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / path).touch()
+    links = {"photos/link.jpg": "secret/key.jpg", "photos/within.jpg": "photos/own.jpg", "photos/round.jpg": "photos/round.jpg"}
+    for link, target in (links | {"photos/folder": "secret", "mounted": "photos"}).items():
+        (tmp_path / link).symlink_to(tmp_path / target)
+    assert is_allowed(f"{tmp_path}/{name}", [f"{tmp_path}/{folder}" for folder in folders]) == allowed
