@@ -1,4 +1,4 @@
-"""A stream's archive without its stream, as a command: bundles come, windows become shards, messages are acknowledged.
+"""A stream's archive without its stream, also as a command: bundles come, windows become shards, messages are acknowledged.
 
 python -m tests.archived_stream FOLDER ACKNOWLEDGED
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 from pipeline.records import DeadLetter, DetectedImage, ImageRef
@@ -25,21 +26,37 @@ def archived(name: str, message: str = "") -> DetectedImage | DeadLetter:
     return dataclasses.replace(record, ref=ImageRef(name, "1", message_id=message or name))
 
 
+class ArchivedStream:
+    """An archive with windows of ten seconds, its clock, and the holds of its messages.
+
+    Args:
+      folder: The results folder.
+      end_hold: What ends the holds of messages.
+    """
+
+    def __init__(self, folder: str, end_hold: Callable[[Sequence[str]], object]):
+        self.clock, self.threads, self.held = Clock(), RunThreads(), Counter[str]()
+        self.folder = folder
+        subscriber = SimpleNamespace(hold=self.held.update, end_hold=end_hold)
+        self.archive = Archive(RowWriter(folder, "0a1b", VERSION), 10.0, self.threads, subscriber, self.clock)
+
+    def add(self, *names: str, message: str = "") -> None:
+        """Adds the records of a bundle, each of a message of its own or all of one."""
+        self.archive.add([archived(name, message) for name in names])
+
+
 def main(argv: Sequence[str]) -> int:
     """Two bundles a window; a folder is made for each message that is acknowledged."""
     folder, acknowledged = argv
-    clock = Clock()
 
     def acknowledge(messages: Sequence[str]) -> None:
         for message in messages:
             os.mkdir(f"{acknowledged}/{message}")
 
-    archive = Archive(
-        RowWriter(folder, "0a1b", VERSION), 10.0, RunThreads(), SimpleNamespace(hold=len, end_hold=acknowledge), clock
-    )
+    stream = ArchivedStream(folder, acknowledge)
     for names in BUNDLES:
-        archive.add([archived(name) for name in names])
-        clock.now += 5.0
-        archive.write_if_over()
-    archive.finish()
+        stream.add(*names)
+        stream.clock.now += 5.0
+        stream.archive.write_if_over()
+    stream.archive.finish()
     return 0

@@ -21,11 +21,8 @@ BEAMS_COMPOSITES = ("DetectObjects/RunInference/",)
 
 
 def build(in_process: bool, native_source: bool = False) -> beam.Pipeline:
-    flags = {
-        "input": ["projects/test-project/subscriptions/images"],
-        "output": "projects/test-project/topics/detections",
-    }
-    config = load_config(["configs/streaming_pubsub_direct.yaml"], {**flags, "stream.archive": "out"})
+    places = {"input": ["projects/test-project/subscriptions/images"], "output": "projects/test-project/topics/detections"}
+    config = load_config(["configs/streaming_pubsub_direct.yaml"], {**places, "stream.archive": "out"})
     pipeline = beam.Pipeline(runner=FnApiRunner())
     run = RunSettings("job", config, in_process=in_process, results="out")
     graph.build_streaming(pipeline, config, run, native_source=native_source)
@@ -64,19 +61,25 @@ def test_each_step_is_named_by_us(in_process):
     assert defaults == []
 
 
+def way_to(steps: dict[str, object], label: str) -> list:
+    """The steps between the pulling of messages and one of the last, backwards."""
+    node, way = steps[label], []
+    while node.full_label != "ReadMessages/Pull":
+        way.append(node)
+        (source,) = node.main_inputs.values()
+        node = source.producer
+    return way
+
+
+PUBLISHING = {f"Publish{what}" for what in ("Refused", "Unread", "Undetected", "Detections")}
+
+
 def test_nothing_but_plain_steps_lies_between_reading_and_publishing():
     """A flatten, a shuffle or a side input would part them, and messages would be acknowledged before they are answered."""
     steps = steps_of(build(in_process=True))
-    publishing = [label for label in steps if re.fullmatch(r"Publish\w+", label)]
-    assert len(publishing) == 4
-    for label in publishing:
-        node, path = steps[label], []
-        while node.full_label != "ReadMessages/Pull":
-            path.append(node.full_label)
-            assert not node.side_inputs
-            assert isinstance(node.transform, beam.ParDo), path
-            (source,) = node.main_inputs.values()
-            node = source.producer
+    assert {label for label in steps if re.fullmatch(r"Publish\w+", label)} == PUBLISHING
+    for node in (node for label in PUBLISHING for node in way_to(steps, label)):
+        assert isinstance(node.transform, beam.ParDo) and not node.side_inputs, node.full_label
 
 
 def test_the_in_memory_runner_has_one_stage_from_pulling_to_publishing():
@@ -86,12 +89,8 @@ def test_the_in_memory_runner_has_one_stage_from_pulling_to_publishing():
         {transform.unique_name.removesuffix("/Process") for transform in stage.transforms}
         for stage in FnApiRunner().create_stages(job)[1]
     ]
-    working = [names & {"ReadMessages/Pull", *own(steps_of(build(in_process=True)))} for names in stages]
-    (stage,) = [names for names in working if "ReadMessages/Pull" in names]
-    assert {name for name in stage if name.startswith("Publish")} == {
-        f"Publish{what}" for what in ("Refused", "Unread", "Undetected", "Detections")
-    }
-    assert len([names for names in working if any(name.startswith("Publish") for name in names)]) == 1
+    (stage,) = [names for names in stages if names & PUBLISHING]
+    assert stage >= {"ReadMessages/Pull", *PUBLISHING}
 
 
 def test_where_duplicates_are_found_in_state_no_image_has_been_read_before():
@@ -99,10 +98,6 @@ def test_where_duplicates_are_found_in_state_no_image_has_been_read_before():
     assert "ReadMessages/ReadFromPubSub" in steps_of(build(in_process=False, native_source=True))
     steps = steps_of(build(in_process=False))
     for name in ("PublishDetections", "PublishUnread"):
-        node, path = steps[name], []
-        while node.full_label != "ReadMessages/Pull":
-            path.append(node.full_label)
-            (source,) = node.main_inputs.values()
-            node = source.producer
+        path = [node.full_label for node in way_to(steps, name)]
         read = next(label for label in path if label.startswith("ReadImages"))
         assert path.index(read) < path.index("DropDuplicates")

@@ -7,7 +7,7 @@ import pytest
 from pipeline.feed.decode import DecodedImage
 from pipeline.feed.thumbnails import make_thumbnail
 from pipeline.records import DetectedImage, Detections, ImageRef
-from pipeline.report.annotate import _place_label, annotate, class_colour, label_text, text_colour
+from pipeline.report.annotate import annotate, class_colour, label_text, text_colour
 
 
 def grey(height, width, value=128):
@@ -22,43 +22,30 @@ def thumbnail_of(pixels):
     return make_thumbnail(DecodedImage(pixels, pixels.shape[1::-1]))
 
 
-def detected(pixels, boxes, names=None, confidences=None, thumbnail=None):
+def detected(pixels, boxes, names=None, thumbnail=None):
     count = len(boxes)
-    found = Detections(
-        np.array(boxes, np.float32).reshape(-1, 4),
-        np.arange(count, dtype=np.int32),
-        np.array(confidences if confidences is not None else np.linspace(0.9, 0.3, count), np.float32),
-        tuple(names or [f"class {index}" for index in range(count)]),
-    )
+    confidences = np.linspace(0.9, 0.3, count, dtype=np.float32)
+    names = tuple(names or [f"class {index}" for index in range(count)])
+    found = Detections(np.array(boxes, np.float32).reshape(-1, 4), np.arange(count, dtype=np.int32), confidences, names)
     thumbnail = thumbnail_of(pixels) if thumbnail is None else thumbnail
     return DetectedImage(ImageRef("a.jpg"), pixels.shape[1], pixels.shape[0], "m", "1", found, thumbnail=thumbnail)
 
 
 @pytest.mark.parametrize(
     ("height", "width", "expected_hw"),
-    [(1, 1, (1, 1)), (600, 800, (600, 800)), (1600, 800, (800, 400)), (600, 2400, (200, 800)), (2, 20_000, (1, 800))],
-    ids=["one pixel", "fits", "tall", "wide", "a line"],
+    [(1, 1, (1, 1)), (600, 800, (600, 800)), (1600, 800, (800, 400)), (2, 20_000, (1, 800))],
+    ids=["one pixel", "fits", "tall", "a line"],
 )
-def test_thumbnail_keeps_the_aspect_ratio_and_never_enlarges(height, width, expected_hw):
-    assert decoded(thumbnail_of(grey(height, width))).shape[:2] == expected_hw
-
-
-def test_thumbnail_keeps_red_red():
-    red = np.zeros((40, 40, 3), np.uint8)
-    red[..., 0] = 255
-    mean = decoded(thumbnail_of(red)).reshape(-1, 3).mean(axis=0)
-    assert np.abs(mean - [255, 0, 0]).max() < 3
-
-
-def test_an_image_without_detections_is_its_thumbnail():
-    picture = decoded(annotate(detected(grey(600, 800), [])))
-    assert picture.shape == (600, 800, 3)
-    assert np.abs(picture.astype(int) - 128).max() <= 2
+def test_a_thumbnail_keeps_the_aspect_ratio_and_colours_and_never_enlarges(height, width, expected_hw):
+    thumbnail = decoded(thumbnail_of(np.full((height, width, 3), (255, 0, 0), np.uint8)))
+    assert thumbnail.shape[:2] == expected_hw
+    assert np.abs(thumbnail.reshape(-1, 3).mean(axis=0) - [255, 0, 0]).max() < 3
 
 
 def test_boxes_are_drawn_where_the_original_has_them():
     """A box in pixels of a 1600x1200 original lands at half of them on the 800x600 thumbnail, in its colour, and nowhere else."""
     picture = decoded(annotate(detected(grey(1200, 1600), [[400, 300, 1200, 900]]))).astype(int)
+    assert picture.shape == (600, 800, 3)
     colour = np.array(class_colour(0))
     for y, x in [(300, 201), (300, 598), (448, 400)]:
         assert np.abs(picture[y, x] - colour).max() < 60, (y, x)
@@ -67,28 +54,12 @@ def test_boxes_are_drawn_where_the_original_has_them():
     assert np.abs(picture[:, 650:] - 128).max() <= 4
 
 
-@pytest.mark.parametrize(
-    "box",
-    [
-        [-50, -50, 900, 700],
-        [5000, 5000, 6000, 6000],
-        [10, 10, 10, 10],
-        [790, 590, 800, 600],
-        [300, 200, 100, 50],
-        [np.nan, 0, 10, 10],
-        [-np.inf, 0, np.inf, 10],
-    ],
-    ids=["larger than the image", "outside", "empty", "corner", "inside out", "nan", "infinite"],
-)
-def test_no_box_breaks_the_picture(box):
-    assert decoded(annotate(detected(grey(600, 800), [box]))).shape == (600, 800, 3)
-
-
-@pytest.mark.parametrize(("height", "width"), [(1, 1), (3, 500), (16, 16), (479, 300)])
-def test_small_images_are_enlarged_until_a_label_fits(height, width):
-    picture = decoded(annotate(detected(grey(height, width), [[0, 0, width, height]])))
-    assert max(picture.shape[:2]) >= 480
-    assert max(picture.shape[:2]) < 2 * 480
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (16, 16), (600, 800)])
+def test_no_box_breaks_the_picture_and_small_images_are_enlarged_until_a_label_fits(height, width):
+    """Boxes that are larger than the image, outside of it, empty, in its corner, inside out, and no numbers."""
+    boxes = [[-50, -50, 900, 700], [5000, 5000, 6000, 6000], [10, 10, 10, 10], [790, 590, 800, 600], [300, 200, 100, 50]]
+    boxes += [[np.nan, 0, 10, 10], [-np.inf, 0, np.inf, 10]]
+    assert 480 <= max(decoded(annotate(detected(grey(height, width), boxes))).shape) <= 800
 
 
 def test_in_a_crowd_the_labels_leave_most_of_the_picture_free():
@@ -102,11 +73,6 @@ def test_in_a_crowd_the_labels_leave_most_of_the_picture_free():
     assert covered(13) < covered(12) * 0.8
 
 
-def test_a_label_stands_above_its_box_or_inside_it_and_within_the_picture():
-    assert _place_label((200, 300, 400, 400), (80, 20), (800, 600)) == (200, 280)
-    assert _place_label((780, 5, 799, 400), (80, 20), (800, 600)) == (720, 5)
-
-
 @pytest.mark.parametrize("thumbnail", [b"", b"no picture"], ids=["none", "broken"])
 def test_an_image_without_thumbnail_has_no_picture(thumbnail):
     assert annotate(detected(grey(8, 8), [], thumbnail=thumbnail)) == b""
@@ -115,14 +81,9 @@ def test_an_image_without_thumbnail_has_no_picture(thumbnail):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("", "#7"),
+        *((name, "#7") for name in ("", "猫", "cat 猫", "a\nb", "\u202egpj")),
         ("person", "person"),
         ("Gänse", "Ganse"),
-        ("猫", "#7"),
-        ("кот", "#7"),
-        ("cat 猫", "#7"),
-        ("a\nb", "#7"),
-        ("\u202egpj", "#7"),
         ("x" * 200, "x" * 25 + "..."),
     ],
 )
@@ -142,9 +103,3 @@ def test_label_text_contrasts_with_every_class_colour():
         colour = class_colour(class_id)
         lighter, darker = sorted([luminance(colour), luminance(text_colour(colour))], reverse=True)
         assert (lighter + 0.05) / (darker + 0.05) >= 4.5, class_id
-
-
-def test_neighbouring_classes_differ_in_colour():
-    for class_id in range(100):
-        difference = np.abs(np.subtract(class_colour(class_id), class_colour(class_id + 1))).max()
-        assert difference > 80, class_id

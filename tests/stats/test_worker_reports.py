@@ -64,6 +64,13 @@ def test_the_launcher_sums_up_what_each_process_has_counted_in_this_job(staging)
         wait_until(lambda: WorkerReports(staging).now() == JobStats(read=7))
 
 
+def test_of_a_stream_only_images_with_an_outcome_count_as_read(staging):
+    """The rest comes again, and so does that of a worker that was killed before its report."""
+    stats = JobStats(read=9, skipped=1, dead=Counter({("read", "not_found"): 2}))
+    StatsReporter(staging, stats.copy).flush()
+    assert (WorkerReports(staging, streaming=True).now().read, WorkerReports(staging).now().read) == (3, 9)
+
+
 def test_what_was_seen_a_moment_ago_is_not_looked_up_again(staging):
     """A bar is drawn five times a second, and on object storage each look costs."""
     seen, stats = WorkerReports(staging), JobStats(read=1)

@@ -42,8 +42,11 @@ def outcome(uri, failed=False):
 def due(answers):
     """(message, complete, URIs with rows, URIs that failed) of each answer that is due."""
     rows = [(asked, json.loads(message.data)) for asked, message in answers.due().items()]
-    uris = lambda rows: sorted(row["image"].get("uri", "") for row in rows)  # noqa: E731
-    return [(asked, row["complete"], uris(row["results"]), uris(row["failed"])) for asked, row in rows]
+    return [(asked, row["complete"], uris_of(row["results"]), uris_of(row["failed"])) for asked, row in rows]
+
+
+def uris_of(rows):
+    return sorted(row["image"]["uri"] for row in rows)
 
 
 def test_the_answer_is_due_with_the_last_image(answers):

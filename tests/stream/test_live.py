@@ -7,13 +7,11 @@ import pytest
 
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing
 from pipeline.report.page import render_report
-from pipeline.results.run import Run
 from pipeline.stats import metrics, process
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
 from pipeline.stats.progress import line
 from pipeline.stats.summary import RunFacts, summarise
-from pipeline.stats.worker_reports import StatsReporter, WorkerReports
 
 
 def detected(n, latency_s, led_batch=0, now=1000.0):
@@ -52,9 +50,9 @@ def test_a_line_shows_rate_batch_fill_latency_and_failures_since_the_last_one(mi
 
 
 def test_a_line_shows_an_image_that_was_detected_before_the_last_one_and_is_published_after_it():
-    before = JobStats()
-    before.add_detected([detected(1, 0.1)], 0)
-    now = before.copy()
+    before, now = JobStats(), JobStats()
+    for stats in (before, now):
+        stats.add_detected([detected(1, 0.1)], 0)
     now.publish_latencies.add([0.5])
     assert line(now, before, 10.0) == "1 images, 0.0 images/s, event-to-publish p50 375 ms p99 498 ms, 0 failed"
 
@@ -62,8 +60,6 @@ def test_a_line_shows_an_image_that_was_detected_before_the_last_one_and_is_publ
 def test_the_summary_has_both_latencies_under_their_own_names(minute):
     facts = RunFacts(0.0, 0.0, 60.0, "", {}, "streaming", "m")
     summary = summarise(minute, facts)
-    shown = [*summary["event_to_publish_ms"].items(), *summary["latency_ms"].items()]
-    assert [name for name, _ in shown] == 2 * ["p50", "p90", "p99", "max"]
     assert (summary["event_to_publish_ms"]["max"], summary["latency_ms"]["max"]) == (10_000, 2000)
     assert {*summary["over_time"]} == {"event_to_publish_ms"}
     page = render_report(summary, [], [])
@@ -75,17 +71,3 @@ def test_the_age_of_the_backlog_is_that_of_the_last_message_and_none_after_a_whi
     assert PROCESS.stats_of(minute).backlog_age_ms > 1e9
     monkeypatch.setattr(process, "_BACKLOG_SECONDS", 0.0)
     assert PROCESS.stats_of(minute).backlog_age_ms == 0
-
-
-def test_the_launcher_of_workers_elsewhere_shows_what_they_report(minute, tmp_path):
-    """Only what has an outcome is read: the rest comes again, and so does that of a worker that was killed before its report."""
-    run = Run(str(tmp_path), "0a1b")
-    with run.opened():
-        reports = WorkerReports(run, streaming=True)
-        assert (line(reports.now(), JobStats(), 10.0), reports.at_the_end()) == ("waiting for workers", None)
-        reports = WorkerReports(run, streaming=True)
-        metrics.count_read()
-        for _ in range(2):
-            StatsReporter(run, lambda: PROCESS.stats_of(minute)).flush()
-        stats = reports.now()
-    assert (stats.read, stats.detected, stats.failed, stats.skipped) == (204, 196, 4, 4)

@@ -1,6 +1,7 @@
 """Subscriber and publishing against Google's Pub/Sub emulator."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 from google.api_core import exceptions
@@ -16,22 +17,20 @@ from tests.streaming_job import CuttableProxy
 
 @pytest.fixture
 def queue(pubsub_emulator):
-    """Publishes to a new topic; has its subscription."""
+    """A subscription, and what publishes to its topic."""
+    topic, subscription = pubsub_emulator.create()
+    publisher = pubsub_emulator.publisher()
 
-    class Queue:
-        topic, subscription = pubsub_emulator.create()
-        publisher = pubsub_emulator.publisher()
+    def put(*contents: bytes) -> None:
+        for future in [publisher.publish(topic, content) for content in contents]:
+            future.result()
 
-        def put(self, *contents: bytes) -> None:
-            for future in [self.publisher.publish(self.topic, content) for content in contents]:
-                future.result()
-
-    return Queue()
+    return SimpleNamespace(subscription=subscription, put=put)
 
 
 @pytest.fixture
 def subscriber_of(request):
-    """Makes intakes that end with the test."""
+    """Makes subscribers that end with the test."""
 
     def make(queue, max_images: int = 100, max_bytes: int = 50_000_000) -> tuple[Subscriber, RunThreads]:
         threads = RunThreads()
@@ -134,9 +133,8 @@ def test_published_messages_are_there_when_the_wait_is_over(pubsub_emulator):
     for n in range(1500):
         publishing.send(topic, Message(b"%d" % n, {"n": str(n)}))
     publishing.wait()
-    taken = pubsub_emulator.take(subscription, 1500)
-    assert sorted(int(message.data) for message in taken) == list(range(1500))
-    assert all(message.attributes["n"] == message.data.decode() for message in taken)
+    taken = [(int(message.data), int(message.attributes["n"])) for message in pubsub_emulator.take(subscription, 1500)]
+    assert sorted(taken) == [(n, n) for n in range(1500)]
 
 
 def test_messages_are_published_after_an_outage_that_is_longer_than_the_client_tries(pubsub_emulator, monkeypatch):
@@ -152,10 +150,3 @@ def test_messages_are_published_after_an_outage_that_is_longer_than_the_client_t
     proxy.mend()
     publishing.wait()
     assert [message.data for message in pubsub_emulator.take(subscription, 1)] == [b"x"]
-
-
-def test_publishing_to_a_topic_that_is_not_there_fails_the_wait(pubsub_emulator):
-    publishing = Publishing()
-    publishing.send(f"projects/{pubsub_emulator.project}/topics/none", Message(b"x", {}))
-    with pytest.raises(exceptions.NotFound):
-        publishing.wait()

@@ -19,7 +19,7 @@ def threads_left(before):
     return [thread for thread in threading.enumerate() if thread not in before]
 
 
-def test_all_steps_find_the_same_run_and_nothing_is_left_of_it_also_when_its_job_fails():
+def test_all_steps_find_the_same_run_and_no_thread_of_it_is_left_also_when_its_job_fails():
     before, settings = threading.enumerate(), RunSettings("a run", ANSWERING)
     with pytest.raises(ZeroDivisionError), opened(settings) as run:
         assert run_of(pickle.loads(pickle.dumps(settings))) is run
