@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from pipeline.config.dates import days_flag
-from pipeline.errors import run_command
+from pipeline.errors import CommandParser, run_command
 from pipeline.results.compact import compact
 from pipeline.results.layout import check_output, results_folder, time_in_name
 
@@ -43,11 +43,10 @@ def _compact(flags: argparse.Namespace) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="detect-objects compact",
         description="Merges the many small files of rows in a results folder into few large ones, one row an image generation, "
         "model version and settings.",
-        allow_abbrev=False,
     )
     place = parser.add_mutually_exclusive_group(required=True)
     place.add_argument("folder", nargs="?", metavar="OUT", help="the results folder, local or gs://")

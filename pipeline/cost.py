@@ -17,6 +17,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, get_args, get_type_hints
 
+from pipeline.errors import CommandParser
+
 ORDERS = tuple(10.0**n for n in range(3, 10))
 _LEAST_MESSAGE = 1000.0  # bytes that Pub/Sub bills at least: https://cloud.google.com/pubsub/pricing
 _MORE_THAN_0 = ("machines", "cores", "bundle_images", "window_s", "shard_seconds")
@@ -148,10 +150,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="detect-objects cost",
         description="What a job takes and costs; docs/COST.md says how it is known.",
-        allow_abbrev=False,
     )
     parser.add_argument("--images", type=float, nargs="+", metavar="N", help="default: 10^3 to 10^9, each power of ten")
     hints = get_type_hints(Work, include_extras=True)

@@ -20,6 +20,7 @@ from importlib.metadata import Distribution, PackageNotFoundError
 
 from packaging.requirements import Requirement
 
+from pipeline.errors import CommandParser
 from pipeline.limits import NVIDIA_DEVICES, available_cpus, memory_limit_bytes
 
 PROJECT = "hybrid-detection-pipeline"
@@ -61,11 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="detect-objects doctor",
         description="Says what this machine and this installation can do, and what to install.",
         epilog="exit code: 0 OK: all required parts found; 1 something is broken",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--full", action="store_true", help="also import Beam and TensorFlow, and list TensorFlow's devices (slow)"

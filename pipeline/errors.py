@@ -5,10 +5,12 @@ Each message is one line: what was expected, what came, what to do. A command pr
 
 from __future__ import annotations
 
+import argparse
 import logging
 import signal
 import sys
 from collections.abc import Callable
+from typing import Any, NoReturn
 
 from pipeline.secrets import masked_text
 
@@ -58,6 +60,17 @@ class BusyError(UserError):
     """Another run works at the same images for the same results folder."""
 
     exit_code = BUSY
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser of a command line whose errors are one line, and which takes no shortened flags."""
+
+    def __init__(self, **arguments: Any):
+        super().__init__(allow_abbrev=False, **arguments)
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process with the exit code of a wrong command."""
+        self.exit(WRONG, f"error: {message}; see {self.prog} --help\n")
 
 
 def run_command(work: Callable[[], int], failed: str, stopped: str = "stopped", failed_code: int = FAILED) -> int:

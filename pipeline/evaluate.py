@@ -21,7 +21,7 @@ from models.evaluate.agreement import compare
 from models.evaluate.average_precision import FIGURES, RESAMPLES, Measurement, better, figures_of, measure, resample
 from models.evaluate.mistakes import Mistakes, best_threshold, find_mistakes
 from models.progress import printable
-from pipeline.errors import WRONG, run_command
+from pipeline.errors import WRONG, CommandParser, run_command
 from pipeline.report.evaluation import render_evaluation
 from pipeline.results.newest import read_rows
 
@@ -147,7 +147,7 @@ def _interval(result: Mapping[str, Any], key: str) -> str:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="detect-objects evaluate", description="How good an output is, whether it is better, or how far two agree."
     )
     add = parser.add_argument

@@ -18,7 +18,7 @@ from models.progress import printable
 from pipeline import pictures
 from pipeline.config.dates import days_flag
 from pipeline.config.paths import local_path
-from pipeline.errors import ConfigError, InputError, run_command
+from pipeline.errors import CommandParser, ConfigError, InputError, run_command
 from pipeline.results.layout import EXPORTS, results_folder
 from pipeline.results.newest import Wanted, newest_rows, read_results
 from pipeline.write.exports import FORMATS, export
@@ -57,10 +57,9 @@ def _export(flags: argparse.Namespace) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="detect-objects export",
         description="Writes the detections of a results folder in other formats, of each image its newest row.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("folder", metavar="RESULTS", help="the results folder, local or gs://")

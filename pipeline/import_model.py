@@ -25,7 +25,7 @@ from pipeline.detect.openvino_convert import HIDDEN
 from pipeline.detect.other_formats import what_it_is
 from pipeline.detect.versions import ONNX_MODEL, locate
 from pipeline.detect.write_golden import NoObjectError, write_golden
-from pipeline.errors import InputError, ModelError, UserError, run_command
+from pipeline.errors import CommandParser, InputError, ModelError, UserError, run_command
 from pipeline.report.formats import counted
 
 _DESCRIPTION = """\
@@ -128,7 +128,7 @@ def _tried(version: str, image: str | None, source: str) -> str:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="detect-objects import",
         description=_DESCRIPTION,
         epilog=_EPILOG,

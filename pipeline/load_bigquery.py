@@ -20,7 +20,7 @@ from google.auth.credentials import AnonymousCredentials
 from google.auth.exceptions import GoogleAuthError
 from google.cloud import bigquery
 
-from pipeline.errors import ConfigError, run_command
+from pipeline.errors import CommandParser, ConfigError, run_command
 from pipeline.results.bigquery_loader import load
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, results_folder, time_in_name
 
@@ -47,10 +47,9 @@ def _load(flags: argparse.Namespace) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="detect-objects load",
         description="Loads the rows of a results folder into BigQuery, each row once.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--output", required=True, metavar="FOLDER", help="the results folder or archive, local or gs://")

@@ -29,7 +29,7 @@ from models.evaluate.detection_rows import ImageRow
 from models.image_uris import video_frame
 from models.progress import printable, shown
 from pipeline.config.sections import DetectConfig
-from pipeline.errors import FullError, InputError, OutputError, run_command
+from pipeline.errors import CommandParser, FullError, InputError, OutputError, run_command
 from pipeline.failures import ImageError
 from pipeline.feed.decode import decode_image
 from pipeline.read.again import Read, reads, refuse_doubled
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None, read: Callable[[str], list[Imag
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
     said = "Draws the objects of a finished run into its images, or cuts them out."
-    parser = argparse.ArgumentParser(prog="detect-objects pictures", description=said)
+    parser = CommandParser(prog="detect-objects pictures", description=said)
     add = parser.add_argument
     add("detections", metavar="PATH", help="results folder, folder, glob or file of rows")
     add("--annotate", metavar="FOLDER", help="write each image with its objects drawn")

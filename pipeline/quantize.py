@@ -42,7 +42,7 @@ from pipeline.detect.load_model import local_copy
 from pipeline.detect.openvino_convert import HIDDEN, NETWORK, converted, read_description, write_network
 from pipeline.detect.openvino_engine import INT8
 from pipeline.detect.versions import first_line, locate
-from pipeline.errors import DONE, FAILED, WRONG, ConfigError, InputError, ModelError, UserError, run_command
+from pipeline.errors import DONE, FAILED, WRONG, CommandParser, ConfigError, InputError, ModelError, UserError, run_command
 from pipeline.failures import ImageError
 from pipeline.feed.decode import decode_image
 from pipeline.feed.fit import ModelInput, fit
@@ -70,11 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="detect-objects quantize",
         description="Writes an int8 version of a SavedModel for --engine openvino --precision int8, if it is good enough.",
         epilog="exit code: 0 written; 1 int8 is too far from float32, and nothing is written; 2 wrong command or place",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--model", required=True, metavar="PATH", help="a folder of versions, whose newest is taken, or one version")

@@ -37,7 +37,7 @@ from models.progress import shown
 from pipeline.config import ReadConfig, load_config
 from pipeline.config.paths import local_path
 from pipeline.detect.load_model import name_and_version
-from pipeline.errors import WRONG, ConfigError, run_command
+from pipeline.errors import WRONG, CommandParser, ConfigError, InputError, run_command
 from pipeline.failures import FOR_GOOD
 from pipeline.read.containers import images_in
 from pipeline.read.list_images import check_inputs, list_images
@@ -108,11 +108,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="detect-objects reconcile",
         description="Says which images have a result and which have none.",
         epilog="exit code: 0 complete; 1 images are missing, stale, or dead for a transient reason; 2 wrong command or place",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     text = "YAML file of a job: its input, output and dates count"
@@ -158,6 +157,10 @@ def _run(flags: argparse.Namespace) -> int:
 
     try:
         outcome = undisturbed(compare)
+        if not (outcome.counts or config.allow_empty):
+            raise InputError(
+                f"input {', '.join(config.input)}: names no image, and no row is of one that is gone; check the path"
+            )
         move_files({staged[status]: path for status, path in paths.items()})
     finally:
         delete_files(staged.values())

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from models.quiet import gc_paused
 from pipeline.config import MonitoringConfig, check_model_is_named, load_config, load_monitoring, settings
-from pipeline.errors import DONE, ConfigError, run_command
+from pipeline.errors import DONE, CommandParser, ConfigError, run_command
 from pipeline.log_lines import log_lines
 from pipeline.secrets import masked_arguments
 
@@ -97,8 +97,8 @@ def _run(argv: Sequence[str], started_at: float) -> int:
     return int(launch.show_plan(job) if flags.dry_run else launch.run(job))
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, like all others."""
+class _Parser(CommandParser):
+    """A parser whose errors reach whoever is notified, too."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see --help")
@@ -130,7 +130,6 @@ def make_parser(*, every: bool = False) -> argparse.ArgumentParser:
         description="Detects objects in many images: reads them, batches them through one shared model, writes detections.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--config",

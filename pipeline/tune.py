@@ -42,7 +42,7 @@ from pipeline.detect.detector import Detector
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.server_protocols import PROTOCOLS
 from pipeline.detect.versions import locate
-from pipeline.errors import DONE, FAILED, WRONG, InputError, ModelError, OutputError, run_command
+from pipeline.errors import DONE, FAILED, WRONG, CommandParser, InputError, ModelError, OutputError, run_command
 from pipeline.limits import NVIDIA_DEVICES, available_cpus, machine
 from pipeline.read.list_images import check_inputs, list_images
 from pipeline.records import DetectedImage, ImageRef, detection_row
@@ -72,12 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="detect-objects tune",
         description="Finds the settings with which this machine detects fastest, and writes them as a config.",
         epilog="use the result with detect-objects run --config tuned.yaml; nothing else should run while it is made. "
         "exit code: 0 done, also where nothing is faster; 1 the model cannot be used; 2 wrong command or place",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--input", required=True, nargs="+", metavar="PATTERN", help="images like those of the jobs; the first 64 are used")

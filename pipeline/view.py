@@ -25,7 +25,7 @@ from models.evaluate.detection_rows import ImageRow
 from models.evaluate.ground_truth import read_truth
 from models.evaluate.pairing import Pairing, pair
 from models.progress import printable
-from pipeline.errors import DONE, WRONG, InputError, run_command
+from pipeline.errors import DONE, WRONG, CommandParser, InputError, run_command
 from pipeline.read.again import local_file, refuse_doubled
 from pipeline.results.newest import read_rows
 
@@ -51,7 +51,7 @@ def _view(args: argparse.Namespace) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
-    parser = argparse.ArgumentParser(prog="detect-objects view", description="Opens a run in FiftyOne, beside its labels.")
+    parser = CommandParser(prog="detect-objects view", description="Opens a run in FiftyOne, beside its labels.")
     add = parser.add_argument
     add("detections", metavar="PATH", help="results folder, folder, glob or file of rows")
     add("--ground-truth", metavar="PATH", help="labels, as detect-objects evaluate takes them; FiftyOne then shows the errors")

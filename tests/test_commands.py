@@ -31,6 +31,16 @@ def test_each_verb_teaches_itself_under_its_own_name(verb, capsys):
     assert capsys.readouterr().out.startswith(f"usage: detect-objects {named} ")
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_wrong_flag_is_one_line(verb, capsys):
+    try:
+        code = main([verb, "--no-such-flag"])
+    except SystemExit as end:
+        code = end.code
+    out, err = capsys.readouterr()
+    assert (code, out, err.count("\n"), err[:7]) == (2, "", 1, "error: ")
+
+
 def test_only_the_module_of_the_verb_is_imported():
     """Help and mistakes answer at once, and `doctor` imports neither TensorFlow nor Beam."""
     program = """\

@@ -115,6 +115,14 @@ def test_a_wrong_command_is_one_line(folder, capsys, arguments, said):
     assert os.listdir() == ["in"]
 
 
+def test_a_pattern_that_names_nothing_is_not_complete(folder, capsys):
+    """As a wrong path; where all images are gone, their rows are orphaned."""
+    put_rows([("in/a", "1")])
+    assert main(["--input", "inn/**", "--output", "out"]) == 2
+    assert re.fullmatch(r"error: input inn/\*\*: names no image, .*; check the path\n", capsys.readouterr().err)
+    assert printed(capsys)[0] == 0
+
+
 def test_a_manifest_has_its_name_only_when_all_is_compared(folder, capsys):
     (folder / "list.txt").write_text("in/a.png\n")
     (folder / "loop.txt").symlink_to("loop.txt")

@@ -23,7 +23,7 @@ from models.manifest import MANIFEST, write_manifest
 from pipeline.config import DetectConfig, load_config
 from pipeline.detect.golden import GOLDEN, ROWS
 from pipeline.detect.load_detector import load_detector
-from pipeline.errors import InputError, run_command
+from pipeline.errors import CommandParser, InputError, run_command
 from pipeline.read.list_images import check_inputs, list_images
 from pipeline.records import DeadLetter, DetectedImage, ImageRef, detection_row, row_bytes
 
@@ -113,7 +113,7 @@ def _detected(model: str, images: Sequence[str], detect: dict[str, float], confi
 
 def _parser() -> argparse.ArgumentParser:
     title, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="detect-objects golden",
         description=title.partition(": ")[2],
         epilog=rest,

@@ -106,6 +106,8 @@ class JobReport:
             print(f"  warning: {warning}")
         if "mended" in summary:
             print(f"  recovered {summary['mended']} of {images['read'] - images['skipped']} failed images")
+            if "not_allowed" in summary["dead_by_reason"]:
+                print("  not allowed are images outside of the folders that --input and --allow-uri-prefix name")
         if canary:
             print(f"  {canary}")
         files = ", ".join(self.files(images["detected"] > 0, images["dead"] > 0))

@@ -49,7 +49,7 @@ def test_what_failed_is_tried_again_and_a_success_counts(folder, job, capsys):
     assert detected(folder) == ["in/good.png", "in/late.png", "in/mended.png"]
 
 
-def test_images_that_came_within_messages_are_tried_again_from_their_dead_letters(folder, job):
+def test_images_that_came_within_messages_are_tried_again_from_their_dead_letters(folder, job, capsys):
     write_bright_image(folder / "a.png", (64, 48), (10, 12, 30, 36))
     png, named = (folder / "a.png").read_bytes(), str(folder / "a.png")
     inline = json.dumps({"bytes": base64.b64encode(png).decode(), "name": "b.png"}).encode()
@@ -64,6 +64,7 @@ def test_images_that_came_within_messages_are_tried_again_from_their_dead_letter
     written = write_rows("out", letters=letters)
 
     assert job("--retry-dead") == {"read": 6, "detected": 2, "dead": 4, "skipped": 0}
+    assert "  not allowed are images outside of the folders that --input and --allow-uri-prefix name\n" in capsys.readouterr().out
     assert detected(folder) == ["inline:b.png", "inline:cam.png"]
     (camera,) = [row for row in rows_in(f"{folder}/out") if row["image"]["uri"] == "inline:cam.png"]
     assert camera["extra"] == {"camera": 7} and camera["detections"]
