@@ -28,7 +28,7 @@ from tests.emulators import (  # noqa: F401  fixtures
     s3_bucket,
     strict_gcs_bucket,
 )
-from tests.forked_jobs import SystemCall, run_forked
+from tests.forked_jobs import Moment, run_forked
 
 REPO = Path(__file__).resolve().parent.parent
 os.environ["PATH"] = f"{REPO / '.tools'}{os.pathsep}{os.environ.get('PATH', '')}"  # Prism, where `make prism` has put it
@@ -42,26 +42,14 @@ settings.load_profile("fuzz" if os.environ.get("FUZZ") == "1" else "suite")
 # `make test-fast` leaves out whole jobs, emulators, files that load several models or install things, and each test that takes
 # more than a second of a core, which is marked where it stands
 _SLOW_FOLDERS = {"launch", "deploy", "fuzz", "flink", "spark"}
-_SLOW_FILES = {
-    *("test_golden.py", "test_other_formats.py"),
-    *("test_power_cut.py", "test_secrets.py"),
-}
-_SLOW_FIXTURES = {
-    "azure_container",
-    "gcs_bucket",
-    "pubsub_emulator",
-    "s3_bucket",
-    "strict_gcs_bucket",
-    "run_job",
-}
+_SLOW_FILES = {"test_golden.py", "test_other_formats.py", "test_power_cut.py", "test_secrets.py"}
+_SLOW_FIXTURES = {"gcs_bucket", "pubsub_emulator", "run_job"}
 _ON_STORAGE = {"gs", "gcs", "storage"}  # parameters
 
 # `make test` also leaves out what shows a contract a second time: on another store, runner or engine, at further moments; and
 # fresh environments, a browser, demos, hours in short, random input. Single tests are marked where they stand
 _MATRIX_FOLDERS = {"fuzz"}
-_MATRIX_FILES = {
-    *("test_packaging.py", "test_page_in_browser.py", "test_quantize.py", "test_soak.py"),
-}
+_MATRIX_FILES = {"test_packaging.py", "test_page_in_browser.py", "test_quantize.py", "test_soak.py"}
 _MATRIX_FIXTURES = {"azure_container", "s3_bucket", "strict_gcs_bucket"}
 _MATRIX_PARAMETERS = {*_ON_STORAGE, "PrismRunner", "openvino"}
 
@@ -143,7 +131,7 @@ def run_job(tmp_path_factory):
     folder = tmp_path_factory.mktemp("jobs")
     numbers = itertools.count()
 
-    def run(*args: object, at: SystemCall | None = None, env: dict[str, str] | None = None) -> tuple[int, str, str]:
+    def run(*args: object, at: Moment | None = None, env: dict[str, str] | None = None) -> tuple[int, str, str]:
         args = args if "--model" in map(str, args) else ("--model", "digits", *args)
         if env:
             command = [sys.executable, "-m", "pipeline.run", *map(str, args)]

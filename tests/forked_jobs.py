@@ -1,6 +1,6 @@
 """Jobs in processes of their own, forked from one that has imported all they need, so that each starts in no time.
 
-Something may happen to a job: at a call of a function of the pipeline (`Moment`), or at a system call (`SystemCall`).
+A job may be killed, or lose its storage, at a call of a function (`Moment`).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _SECONDS = 580.0  # no test depends on it: a job that takes as long has hung
 
 
 class Moment(NamedTuple):
-    """When a job dies, or gets another signal: at a call of a function of the pipeline.
+    """When a job is killed, gets another signal, or has no storage any more: at a call of a function.
 
     Attributes:
-      place: `module:name` or `module:Class.name`, as the caller finds it.
+      place: `module:name` or `module:Class.name`, as the caller finds it; of the pipeline, or such as `os:replace`.
       number: Which of its calls.
-      when: `before` or `after` it. `full`: no space is left on the device, which it survives.
+      when: `before` or `after` it. `fails`: instead; this call and all later ones find no space left on the device.
       having: Only calls count in whose arguments, as text, this regular expression is found.
-      sent: The signal that it gets. One that lets it live lets the call happen.
+      sent: The signal. One that lets the job live lets the call happen.
     """
 
     place: str
@@ -47,25 +47,13 @@ class Moment(NamedTuple):
     sent: signal.Signals = signal.SIGKILL
 
 
-class SystemCall(NamedTuple):
-    """At which system call a signal comes, or from which on storage fails.
-
-    Attributes:
-      place: `<audit event>:<part of an argument>`, such as `os.rename:/summary.json`; with `#n` behind it, the n-th of these.
-      sent: The signal that comes, once; none: storage fails, from then on.
-    """
-
-    place: str
-    sent: signal.Signals | None = signal.SIGTERM
-
-
 class ForkedJob:
     """A job that was started. Its process leads a group of its own, which ends with the block.
 
     Args:
       argv: Its arguments.
       log: What it prints is added to this.
-      at: When it dies, or what else happens to it.
+      at: When what happens to it.
       module: What has the command's `main`.
       errors: Where standard error goes; default: `log`.
       environment: More environment variables.
@@ -75,7 +63,7 @@ class ForkedJob:
         self,
         argv: Sequence[object],
         log: Path,
-        at: Moment | SystemCall | None = None,
+        at: Moment | None = None,
         module: str = "pipeline.run",
         errors: Path | None = None,
         environment: Mapping[str, str] | None = None,
@@ -130,7 +118,7 @@ class ForkedJob:
 def run_forked(
     argv: Sequence[object],
     log: Path,
-    at: Moment | SystemCall | None = None,
+    at: Moment | None = None,
     module: str = "pipeline.run",
     errors: Path | None = None,
 ) -> int:
@@ -145,7 +133,7 @@ def _job(
     printed: list[str],
     cwd: str,
     environment: Mapping[str, str],
-    at: Moment | SystemCall | None,
+    at: Moment | None,
 ) -> None:
     os.setsid()
     os.chdir(cwd)
@@ -159,9 +147,7 @@ def _job(
         from apache_beam.internal.gcp import auth
 
         auth._Credentials._credentials_init = True  # see `emulators`
-    if isinstance(at, Moment):
-        _die_at(at)
-    elif at:
+    if at:
         _happen_at(at)
     try:
         code = importlib.import_module(module).main(argv)
@@ -178,46 +164,29 @@ def _end_with(code: int) -> None:
     os._exit(code)
 
 
-def _die_at(moment: Moment) -> None:
+def _happen_at(moment: Moment) -> None:
     module, _, name = moment.place.partition(":")
     owner: Any = importlib.import_module(module)
     *classes, name = name.split(".")
     for each in classes:
         owner = getattr(owner, each)
-    left, function = [moment.number], getattr(owner, name)
+    left, function = moment.number, getattr(owner, name)
 
     # Beam looks at the arguments of a DoFn's methods
     def called(*args: Any, **kwargs: Any) -> Any:
-        left[0] -= re.search(moment.having, f"{args} {kwargs}") is not None
-        if left[0]:
-            return function(*args, **kwargs)
-        left[0] = -1
-        if moment.when == "full":
+        nonlocal left
+        is_meant = re.search(moment.having, f"{args} {kwargs}") is not None
+        left -= is_meant
+        if is_meant and left <= 0 and moment.when == "fails":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if moment.when == "after":
-            function(*args, **kwargs)
-        _signal(moment.sent)
+        if is_meant and left == 0:
+            if moment.when == "after":
+                function(*args, **kwargs)
+            _signal(moment.sent)
         return function(*args, **kwargs)
 
     called.__wrapped__ = function  # type: ignore[attr-defined]
     setattr(owner, name, staticmethod(called) if classes and isinstance(owner.__dict__.get(name), staticmethod) else called)
-
-
-def _happen_at(call: SystemCall) -> None:
-    event, _, part = call.place.partition(":")
-    part, _, number = part.partition("#")
-    found: list[str] = []
-
-    def happen(name: str, args: Sequence[Any]) -> None:
-        if name != event or not any(isinstance(arg, str) and part in arg for arg in args):
-            return
-        found.append(name)
-        if call.sent is None and len(found) >= int(number or 1):
-            raise OSError("storage is gone")
-        if call.sent is not None and len(found) == int(number or 1):
-            _signal(call.sent)
-
-    sys.addaudithook(happen)
 
 
 def _signal(sent: signal.Signals) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.conftest import REPO
 from tests.emulators import PubSubEmulator
-from tests.forked_jobs import ForkedJob, SystemCall
+from tests.forked_jobs import ForkedJob, Moment
 from tests.processes import end_group, wait_until
 
 CONFIG = "configs/streaming_pubsub_direct.yaml"
@@ -52,7 +52,7 @@ class StreamingJob:
         host: str = "",
         answers: bool = True,
         killed: bool = False,
-        at: SystemCall | None = None,
+        at: Moment | None = None,
         forked: bool = True,
     ):
         self._emulator = emulator

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from tests.conftest import write_bright_image
-from tests.forked_jobs import KILLED, ForkedJob, SystemCall, run_forked
+from tests.forked_jobs import KILLED, ForkedJob, Moment, run_forked
 from tests.processes import wait_until
 from tests.shard_rows import rows_in
 
 NAMES = [f"{number}.png" for number in range(6)]
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "400")) // 200 if os.environ.get("FUZZ") == "1" else 2
-RENAMES = st.integers(1, 13).map(lambda number: SystemCall(f"os.rename:#{number}", signal.SIGKILL))
+RENAMES = st.integers(1, 13).map(lambda number: Moment("os:replace", number))
 
 
 class RunsAddUp(RuleBasedStateMachine):

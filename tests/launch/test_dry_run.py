@@ -119,7 +119,7 @@ def test_a_dry_run_prints_what_it_would_do_also_where_a_name_is_no_unicode(argum
 def test_storage_that_fails_while_a_job_is_planned_is_one_line(arguments, tmp_path, run_job):
     """As in a run: exit code 1 and the reason, no traceback."""
     write_bright_image(tmp_path / "in" / "a.png", (64, 48), (10, 10, 30, 30))
-    ended = run_job(*arguments, "--dry-run", at=Moment("pipeline.launch.batch:list_images", when="full"))
+    ended = run_job(*arguments, "--dry-run", at=Moment("pipeline.launch.batch:list_images", when="fails"))
     assert ended == (1, "", "error: the job failed: [Errno 28] No space left on device\n")
 
 

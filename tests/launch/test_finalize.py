@@ -10,7 +10,7 @@ from pipeline.errors import DONE
 from pipeline.launch.finalize import JobReport
 from pipeline.stats.job_stats import JobStats, merge_stats
 from pipeline.stats.summary import RunFacts
-from tests.forked_jobs import SystemCall
+from tests.forked_jobs import Moment
 from tests.launch.jobs import rows_of, write_images
 from tests.stats.test_summary import detected, tally_of
 
@@ -69,18 +69,18 @@ def test_where_all_images_die_of_one_cause_the_line_says_it(arguments, out, tmp_
 
 
 @pytest.mark.parametrize(
-    ("place", "code"),
+    ("at", "code"),
     [
-        pytest.param("os.rename:/detections/", 1, id="when rows get their names"),
-        pytest.param("os.rename:/summary.json", 1, id="when the summary is written"),
-        pytest.param("shutil.rmtree:/.staging-", 0, id="when all is done"),
+        pytest.param(Moment("os:replace", 1, "fails", "/detections/"), 1, id="when rows get their names"),
+        pytest.param(Moment("os:replace", 1, "fails", "/summary.json"), 1, id="when the summary is written"),
+        pytest.param(Moment("shutil:rmtree", 1, "fails", "/.staging-"), 0, id="when all is done"),
     ],
 )
-def test_storage_that_fails_at_the_end_is_one_line(place, code, arguments, out, tmp_path, run_job):
+def test_storage_that_fails_at_the_end_is_one_line(at, code, arguments, out, tmp_path, run_job):
     """No traceback; and what is left over does not make a failure of a job that is done."""
     write_images(tmp_path / "in", "good.png")
-    found, printed, error = run_job(*arguments, at=SystemCall(place, None))
-    assert found == code and re.fullmatch("error: the job failed: .*storage is gone.*\n" if code else "", error), error
+    found, printed, error = run_job(*arguments, at=at)
+    assert found == code and re.fullmatch("error: the job failed: .*No space left.*\n" if code else "", error), error
     assert printed.startswith("1 images read") == (code == 0)
     assert run_job(*arguments)[0] == 0
     assert len(rows_of(out)) == 1

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked_jobs import ForkedJob, SystemCall
+from tests.forked_jobs import ForkedJob, Moment
 from tests.launch.jobs import files_of, write_images
 from tests.launch.test_notify import Webhook
 from tests.processes import wait_until
@@ -46,19 +46,19 @@ def done_before(tmp_path_factory, run_job, bright_model):
 
 
 @pytest.mark.parametrize(
-    ("place", "rows", "reported"),
+    ("place", "having", "number", "rows", "reported"),
     [
-        pytest.param("os.rename:/dead_letters/", None, False, id="a shard gets its name, the next one has none yet"),
-        pytest.param("os.rename:/report.html", 5, False, id="all rows are there, and the report gets its name"),
-        pytest.param("os.rename:/summary.json", 5, False, id="the summary gets its name", marks=pytest.mark.matrix),
-        pytest.param("os.rename:/summary.json#2", 5, True, id="and its copy on top", marks=pytest.mark.matrix),
+        pytest.param("os:replace", "/dead_letters/", 1, None, False, id="a shard gets its name, the next one has none yet"),
+        pytest.param("os:replace", "/report.html", 1, 5, False, id="all rows are there, and the report gets its name"),
+        pytest.param("os:replace", "/summary.json", 1, 5, False, id="the summary gets its name", marks=pytest.mark.matrix),
+        pytest.param("os:replace", "/summary.json", 2, 5, True, id="and its copy on top", marks=pytest.mark.matrix),
         pytest.param(
-            "shutil.rmtree:/.staging-", 5, True, id="the folder of unfinished files is removed", marks=pytest.mark.matrix
+            "shutil:rmtree", "/.staging-", 1, 5, True, id="the folder of unfinished files is removed", marks=pytest.mark.matrix
         ),
     ],
 )
 def test_a_signal_while_a_job_ends_loses_no_row_and_the_same_command_does_the_rest(
-    place, rows, reported, tmp_path, run_job, done_before
+    place, having, number, rows, reported, tmp_path, run_job, done_before
 ):
     """Neither rows of this run nor those of the run before; each image has one row of each run in the end."""
     arguments, earlier = done_before
@@ -67,7 +67,7 @@ def test_a_signal_while_a_job_ends_loses_no_row_and_the_same_command_does_the_re
     before = files_of(out)
     arguments = [*arguments, "--output", out, "--score-threshold", 0.5]
 
-    code, stdout, stderr = run_job(*arguments, at=SystemCall(place))
+    code, stdout, stderr = run_job(*arguments, at=Moment(place, number, having=having, sent=signal.SIGTERM))
 
     assert (code, stderr) == (128 + signal.SIGINT, "stopped; rows that were written stay\n"), stdout
     assert {name: files_of(out).get(name) for name in before} == before
@@ -103,7 +103,7 @@ def tee(pipe: Path, log: Path):
 def test_a_batch_that_is_stopped_ends_with_its_exit_code_when_nobody_reads_its_errors(tmp_path, done_before):
     """As where Ctrl-C ends the `tee` behind the job first: its last line cannot be written."""
     out, printed, log = tmp_path / "out", tmp_path / "printed", tmp_path / "log"
-    at, pipe = SystemCall("os.rename:/report.html", signal.SIGINT), tmp_path / "pipe"
+    at, pipe = Moment("os:replace", having="/report.html", sent=signal.SIGINT), tmp_path / "pipe"
     with tee(pipe, log) as end_tee, ForkedJob([*done_before[0], "--output", out], printed, at, errors=pipe) as job:
         wait_until(lambda: list(out.glob(".staging-*")), log.read_text, job)
         end_tee()
@@ -137,11 +137,11 @@ def test_a_stream_finishes_what_it_has_when_nobody_reads_its_errors(tmp_path, pu
 
 def test_a_stream_whose_summary_cannot_be_written_is_one_line(tmp_path, pubsub_emulator, bright_model):
     """No traceback, exit code 1, and whoever is notified gets the reason."""
-    gone = SystemCall("os.rename:/summary.json", None)
+    gone = Moment("os:replace", 1, "fails", "/summary.json")
     with Webhook(200) as webhook, StreamingJob(pubsub_emulator, tmp_path, bright_model, "--notify", webhook.url, at=gone) as job:
         assert job.signal(signal.SIGTERM) == 1, job.output()
     *_, last = job.output().splitlines()
-    assert "Traceback" not in job.output() and re.match("error: the job failed: .*storage is gone", last)
+    assert "Traceback" not in job.output() and re.match("error: the job failed: .*No space left", last)
     assert [f"error: {told['error']}" for told in webhook.got] == [last]
 
 
@@ -157,7 +157,9 @@ def test_a_signal_while_the_model_loads_stops_a_stream(tmp_path, run_job, pubsub
 
 def test_a_second_signal_while_a_stream_sums_up_does_not_lose_its_summary(tmp_path, pubsub_emulator, bright_model, bright_png):
     """The first one ends the intake; when the next comes, the report is being written."""
-    with StreamingJob(pubsub_emulator, tmp_path, bright_model, at=SystemCall("os.rename:/report.html")) as job:
+    with StreamingJob(
+        pubsub_emulator, tmp_path, bright_model, at=Moment("os:replace", having="/report.html", sent=signal.SIGTERM)
+    ) as job:
         job.publish(bright_png)
         job.take(job.detections, 1)
         assert job.signal(signal.SIGTERM) == 0, job.output()

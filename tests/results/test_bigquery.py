@@ -13,7 +13,6 @@ from models import progress
 from pipeline.load_bigquery import main
 from pipeline.records import DeadLetter, ImageRef
 from pipeline.results import bigquery_loader
-from pipeline.results.bigquery_loader import table_schema
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.rows import SCHEMAS
 from pipeline.results.shards import COMPACTED, SOURCES, list_shards, read_batches, write_shard
@@ -47,10 +46,6 @@ def uris(server, table="d.t"):
     return sorted(row["uri"] for row in server.rows.get(table, []))
 
 
-def tables(server):
-    return sorted(server.tables)
-
-
 def merged(output):
     """Merges the shards of detections, as compaction does."""
     shards = list_shards(output, (DETECTIONS,))
@@ -61,33 +56,34 @@ def merged(output):
 
 
 def test_tables_have_the_columns_of_shards_by_day_and_model(server, output, capsys):
-    before = {path: os.stat(path).st_mtime_ns for path in Path(output).glob("*/*")}
+    before = {path: path.stat().st_mtime_ns for path in Path(output).rglob("*")}
     assert load(output) == 0, capsys.readouterr().err
     assert capsys.readouterr().out == "4 rows loaded; 0 files refused\n"
     assert uris(server) == ["a", "b"]
     kept = next(row for row in server.rows["d.t_dead_letters"] if row["uri"] == "inline:cam.png")
     assert (kept["payload"], json.loads(kept["extra"]), kept["reason"]) == (b"\xff?", {"camera": 7}, "model_failed")
     assert server.rows["d.t"][0]["detections"][0]["box_xyxy"] == [1.0, 2.0, 30.5, 40.25]
-    assert tables(server) == ["d.t", "d.t_dead_letters"], "the temporary tables are dropped"
-    for table in server.tables.values():
-        assert table["timePartitioning"]["field"] == "made_at"
-        assert table["clustering"]["fields"] == ["model"]
-    assert {path: os.stat(path).st_mtime_ns for path in Path(output).glob("*/*")} == before, "a load keeps no log"
-    assert not Path(output, "bigquery").exists()
-    for kind in (DETECTIONS, DEAD_LETTERS):
-        assert [column.name for column in table_schema(kind)] == SCHEMAS[kind].names
+    assert sorted(server.tables) == ["d.t", "d.t_dead_letters"], "the temporary tables are dropped"
+    for kind, table in zip((DETECTIONS, DEAD_LETTERS), server.tables.values(), strict=True):
+        assert (table["timePartitioning"]["field"], table["clustering"]["fields"]) == ("made_at", ["model"])
+        assert [column["name"] for column in table["schema"]["fields"]] == SCHEMAS[kind].names
+    assert {path: path.stat().st_mtime_ns for path in Path(output).rglob("*")} == before, "a load keeps no log"
 
 
-def test_a_second_load_adds_what_is_new_and_a_merged_shard_is_nothing_new(server, output, capsys):
+def test_a_second_load_adds_what_is_new_and_a_merged_shard_is_nothing_new(server, output, capsys, monkeypatch):
+    """And shows how far it is where it takes long."""
+    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0)
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 0)
     load(output)
     write_rows(output, [detected("c"), detected("b", "2")])
+    monkeypatch.setattr(bigquery_loader, "_PART_FILES", 1)
     assert load(output) == load(output) == 0
+    assert "loading detections:  50% 1/2" in capsys.readouterr().err
     assert uris(server) == ["a", "b", "b", "c"]
     merged(output)
     capsys.readouterr()
     assert load(output) == 0
-    assert capsys.readouterr().out.startswith("0 rows loaded")
-    assert uris(server) == ["a", "b", "b", "c"]
+    assert capsys.readouterr().out.startswith("0 rows loaded") and uris(server) == ["a", "b", "b", "c"]
 
 
 def test_a_bundle_that_ran_twice_is_in_the_table_once_and_a_newer_row_is_a_row_of_its_own(server, output):
@@ -113,7 +109,7 @@ def test_a_folder_on_cloud_storage_is_read_by_bigquery_itself(server, gcs_bucket
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_killed_or_failed_at_any_job_the_next_load_adds_each_row_once(server, output, tmp_path, when):
+def test_killed_or_failed_at_any_job_the_next_load_adds_each_row_once(server, output, when):
     """Also after BigQuery accepted the MERGE, and the answer is lost."""
     write_rows(output, [detected("c")])
     number, failed_once = 0, 1
@@ -147,7 +143,7 @@ def test_a_file_that_bigquery_refuses_costs_no_other_file(server, output, capsys
     assert f"warning: BigQuery refuses {kept}: " in printed.err and "No such field: colour" in printed.err
     assert f"warning: BigQuery refuses {damaged}: " in printed.err and len(printed.err.splitlines()) == 2
     assert uris(server) == [*"abcd"]
-    assert tables(server) == ["d.t", "d.t_dead_letters"]
+    assert sorted(server.tables) == ["d.t", "d.t_dead_letters"]
 
 
 def test_a_shard_that_a_compaction_takes_away_meanwhile_is_read_in_the_merged_one(server, output):
@@ -190,19 +186,25 @@ def test_since_leaves_out_files_that_were_written_before(server, output, capsys)
     assert capsys.readouterr().out == "0 rows loaded; 0 files refused\n"
     assert load(output, "p.d.t", "--since", "2020-01-01T02:00+01:00") == 0
     assert uris(server) == ["a", "b"]
-    assert load(output, "p.d.t", "--since", "yesterday") == 2
-    assert capsys.readouterr().err.startswith("error: --since: expected a day as 2026-11-20")
 
 
-def test_wrong_places_are_one_line(server, output, capsys, monkeypatch):
-    assert load(output, "p.nowhere.t") == 2
-    assert "expected its dataset to exist" in capsys.readouterr().err
-    assert load(output, "t") == 2
-    assert capsys.readouterr().err == "error: --table: expected project.dataset.table, got 't'\n"
-    assert load(f"{output}x") == 2
-    assert "found none there" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("table", "flags", "said"),
+    [
+        ("p.nowhere.t", (), "error: table p.nowhere.t: expected its dataset to exist"),
+        ("t", (), "error: --table: expected project.dataset.table, got 't'"),
+        ("p.d.t", ("--output", "nowhere"), "error: output 'nowhere': expected a results folder, found none there"),
+        ("p.d.t", ("--since", "yesterday"), "error: --since: expected a day as 2026-11-20"),
+    ],
+)
+def test_a_wrong_place_or_time_is_one_line(server, output, capsys, table, flags, said):
+    assert load(output, table, *flags) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(said) and error.count("\n") == 1
+
+
+def test_a_table_of_another_schema_and_missing_credentials_are_one_line(server, output, capsys, monkeypatch):
     load(output)
-    capsys.readouterr()
     server.tables["d.t"]["schema"]["fields"][1]["type"] = "INTEGER"
     assert load(output) == 2
     assert "column uri is INTEGER NULLABLE, expected STRING NULLABLE" in capsys.readouterr().err
@@ -210,12 +212,3 @@ def test_wrong_places_are_one_line(server, output, capsys, monkeypatch):
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", f"{output}/none.json")
     assert load(output) == 2
     assert capsys.readouterr().err.startswith("error: no credentials for BigQuery: ")
-
-
-def test_a_load_that_takes_long_shows_how_far_it_is(server, output, capsys, monkeypatch):
-    write_rows(output, [detected("c")])
-    monkeypatch.setattr(bigquery_loader, "_PART_FILES", 1)
-    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0)
-    monkeypatch.setattr(progress, "_LINE_SECONDS", 0)
-    assert load(output) == 0
-    assert "loading detections:  50% 1/2" in capsys.readouterr().err

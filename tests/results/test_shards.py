@@ -7,14 +7,13 @@ import uuid
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import requests
 
 from pipeline.errors import OutputError
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, dead_letter_row, detection_row, row_bytes
 from pipeline.results.completion import row_key
-from pipeline.results.rows import dead_letters_table, detections_table, json_rows
+from pipeline.results.rows import dead_letters_table, detections_table
 from pipeline.results.shards import (
     COMPACTED,
     SOURCES,
@@ -65,20 +64,13 @@ def test_rows_are_read_back_as_they_were_whatever_they_are_called(output):
     assert batch["made_at"][0].as_py().timestamp() == 1.5
 
 
-def test_the_view_is_there_before_its_shard_and_says_the_same(tmp_path):
-    (path,) = write_rows(f"{tmp_path}", [detected("a.jpg"), detected("b.jpg")])
-    lines = Path(path.replace(".parquet", ".jsonl")).read_text().splitlines()
-    assert list(map(json.loads, lines)) == list(json_rows(pq.read_table(path), "detections"))
-    staged = stage_shard(f"{tmp_path}", "detections", pq.read_table(path), "run", view=True)
-    assert [final.rpartition(".")[2] for final in staged.values()] == ["jsonl", "parquet"]
-
-
 @pytest.mark.slow
 def test_a_staged_shard_gets_its_name_once_however_often_that_is_tried(output):
-    """A runner that retries the step, and a worker that comes late, change nothing."""
+    """A runner that retries the step, and a worker that comes late, change nothing. The view gets its name first."""
     table = detections_table([detected("a.jpg")], VERSION, "run", 1.0)
     staged = stage_shard(output, "detections", table, "run", view=True)
     assert list_shards(output) == []
+    assert [final.rpartition(".")[2] for final in staged.values()] == ["jsonl", "parquet"]
     for _ in range(2):
         publish_shard(staged)
     assert [row["image"]["uri"] for row in rows_in(output)] == ["a.jpg"]
@@ -126,13 +118,9 @@ def test_a_damaged_shard_costs_a_line_and_not_the_job(tmp_path, capsys):
     assert [line.partition(" cannot be read")[0][-40:-8] for line in said] == [f"{number:032x}" for number in range(4)]
 
 
-def test_dead_letters_without_an_image_stay_apart_unless_they_are_equal(tmp_path):
+def test_a_detection_and_a_dead_letter_of_one_image_have_one_key_and_equal_ones_without_an_image():
     letters = [DeadLetter(ImageRef(""), "message", "bad_json", "no", payload) for payload in (b"1", b"2", b"2")]
-    keys = dead_letters_table(letters, VERSION, "run", 1.0)["key"].to_pylist()
-    assert keys[0] != keys[1] == keys[2]
-
-
-def test_a_detection_and_a_dead_letter_of_one_image_have_one_key():
-    (letter,) = dead_letters_table([failed("a.jpg")], VERSION, "run", 1.0)["key"].to_pylist()
+    one, two, again, letter = dead_letters_table([*letters, failed("a.jpg")], VERSION, "run", 1.0)["key"].to_pylist()
+    assert one != two == again
     (row,) = detections_table([detected("a.jpg")], VERSION, "run", 1.0)["key"].to_pylist()
     assert letter == row == row_key("a.jpg", "1", *VERSION[:3])
