@@ -14,12 +14,17 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.storage.files import read_file
 from tests.emulators import answering
 
 JSON = dict[str, Any]
+_TYPES = {
+    **{"STRING": {pa.string()}, "INTEGER": {pa.int32(), pa.uint64()}, "FLOAT": {pa.float32()}, "BYTES": {pa.binary()}},
+    **{"BOOLEAN": {pa.bool_()}, "TIMESTAMP": {pa.timestamp("us", "UTC")}},
+}
 _MERGE = re.compile(
     r"""
 MERGE `p\.(?P<table>[^`]+)` T
@@ -133,7 +138,7 @@ class BigQueryServer:
         table = "{datasetId}.{tableId}".format(**load["destinationTable"])
         rows: list[JSON] = []
         for file in [read_file(uri) for uri in load["sourceUris"]] if "sourceUris" in load else [content]:
-            rows += [_checked(row, self.tables[table]["schema"]["fields"]) for row in pq.read_table(io.BytesIO(file)).to_pylist()]
+            rows += _rows(file, self.tables[table]["schema"]["fields"])
         self.rows[table] += rows
         return len(rows)
 
@@ -145,37 +150,34 @@ class BigQueryServer:
         there = {(row["key"], row["made_at"]) for row in rows if oldest <= row["made_at"] <= newest}
         new = {(row["key"], row["made_at"]): row for row in self.rows[found["source"]]}
         inserted = [{name: row.get(name) for name in names} for identity, row in new.items() if identity not in there]
-        rows += [_checked(row, self.tables[found["table"]]["schema"]["fields"]) for row in inserted]
+        rows += inserted
         return len(inserted)
 
 
-def _checked(row: Any, columns: list[JSON]) -> JSON:
-    """A row as a table keeps it.
+def _rows(file: bytes, columns: list[JSON]) -> list[JSON]:
+    """The rows of a Parquet file.
 
     Raises:
-      ValueError: It does not fit the columns.
+      ValueError: They do not fit the columns.
     """
-    by_name = {column["name"]: column for column in columns}
-    if not isinstance(row, dict) or (unknown := [name for name in row if name not in by_name]):
-        raise ValueError(f"No such field: {unknown[0] if isinstance(row, dict) else row}")
-    return {name: _value(row[name], by_name[name]) for name in row}
+    rows, by_name = pq.read_table(io.BytesIO(file)), {column["name"]: column for column in columns}
+    for field in rows.schema:
+        if field.name not in by_name:
+            raise ValueError(f"No such field: {field.name}")
+        if not _fits(field.type, by_name[field.name]):
+            raise ValueError(f"Could not convert {field.type} to {by_name[field.name]['type']}: {field.name}")
+    rows["key"].cast(pa.int64())  # BigQuery knows no unsigned numbers
+    return rows.to_pylist()
 
 
-def _value(value: Any, column: JSON) -> Any:
+def _fits(of_type: pa.DataType, column: JSON) -> bool:
     if column["mode"] == "REPEATED":
-        if not isinstance(value, list):
-            raise ValueError(f"{column['name']} is not an array")
-        return [_value(each, {**column, "mode": "NULLABLE"}) for each in value]
-    if value is None:
-        return value
+        is_list = pa.types.is_list(of_type) or pa.types.is_fixed_size_list(of_type)
+        return is_list and _fits(of_type.value_type, {**column, "mode": "NULLABLE"})
     if column["type"] == "RECORD":
-        return _checked(value, column["fields"])
-    kinds: Any = {"STRING": str, "INTEGER": int, "FLOAT": float, "BYTES": bytes, "BOOLEAN": bool, "TIMESTAMP": datetime.datetime}
-    if type(value) is not kinds[column["type"]]:
-        raise ValueError(f"Could not convert value to {column['type']}: {column['name']}")
-    if column["type"] == "INTEGER" and not -(1 << 63) <= value < 1 << 63:
-        raise ValueError(f"{value} is no INT64: {column['name']}")
-    return value
+        fields = {field["name"]: field for field in column["fields"]}
+        return pa.types.is_struct(of_type) and all(_fits(field.type, fields[field.name]) for field in of_type)
+    return of_type in _TYPES[column["type"]]
 
 
 def _error(status: int, reason: str, message: str) -> tuple[int, JSON]:

@@ -57,8 +57,7 @@ class PubSubEmulator:
         """A publisher client that talks to this emulator, whatever the environment says."""
         from google.cloud import pubsub_v1
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PUBSUB_EMULATOR_HOST", self.host)
+        with self._named():
             return pubsub_v1.PublisherClient()
 
     def subscriber(self) -> Any:
@@ -68,21 +67,21 @@ class PubSubEmulator:
         from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
 
         channel = grpc.insecure_channel(self.host, options=[("grpc.max_receive_message_length", -1)])
+        with self._named():
+            return pubsub_v1.SubscriberClient(transport=SubscriberGrpcTransport(channel=channel))
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PUBSUB_EMULATOR_HOST", self.host)
-            return pubsub_v1.SubscriberClient(transport=SubscriberGrpcTransport(channel=channel))
+            yield
 
     def create(self, *, ack_deadline_seconds: int = 10) -> tuple[str, str]:
         """Makes a new topic with one subscription; returns both full names."""
-        name = f"t-{uuid.uuid4().hex[:12]}"
-        topic = self.publisher().create_topic(name=f"projects/{self.project}/topics/{name}").name
-        subscription = (
-            self.subscriber()
-            .create_subscription(
-                name=f"projects/{self.project}/subscriptions/{name}", topic=topic, ack_deadline_seconds=ack_deadline_seconds
-            )
-            .name
-        )
+        name = _new_name()
+        topic, subscription = (f"projects/{self.project}/{kind}/{name}" for kind in ("topics", "subscriptions"))
+        self.publisher().create_topic(name=topic)
+        self.subscriber().create_subscription(name=subscription, topic=topic, ack_deadline_seconds=ack_deadline_seconds)
         return topic, subscription
 
     def take(self, subscription: str, count: int, *, timeout_s: float = 240) -> list[Any]:

@@ -15,6 +15,7 @@ from pipeline.results.rows import dead_letters_table, detections_table, json_row
 from pipeline.results.shards import list_shards, read_batches, write_shard
 
 VERSION = RowVersion("yolo", "7", "ab12cd34", "cd34ab12")
+OTHER = VERSION._replace(version="8")
 
 
 def detected(uri: str, generation: str = "1", confidence: float = 0.5, *, version: RowVersion = VERSION) -> DetectedImage:

@@ -25,7 +25,7 @@ from pipeline.storage.cloud import blob_of
 from pipeline.storage.files import read_file, write_file
 from tests.forked_jobs import KILLED, Moment, run_forked
 from tests.recorded_disk import folders_left, recorded
-from tests.shard_rows import VERSION, detected, failed, rows_in, write_rows
+from tests.shard_rows import OTHER, VERSION, detected, failed, rows_in, write_rows
 
 OTHERS = ("detections/mine.jsonl", "detections/mine.parquet", "notes.txt")
 MESSAGE = failed("", "", stage="message", reason="bad_json")
@@ -103,9 +103,6 @@ def test_a_merged_file_has_no_view_if_no_source_has_one(tmp_path):
         write_shard(output, DETECTIONS, detections_table([detected(uri)], VERSION, "0a1b", 4.0), "0a1b")
     compact(output)
     assert [name.rpartition(".")[2] for name in names_in(output)] == ["parquet"]
-
-
-OTHER = RowVersion("yolo", "8", "ab12cd34", "cd34ab12")
 
 
 @pytest.mark.parametrize(

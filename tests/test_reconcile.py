@@ -12,12 +12,10 @@ from models import progress
 from pipeline import reconcile as reconciled
 from pipeline import run
 from pipeline.reconcile import Found, main, reconcile
-from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DETECTIONS
 from tests.conftest import write_bright_image
-from tests.shard_rows import VERSION, detected, failed, write_rows
+from tests.shard_rows import OTHER, VERSION, detected, failed, write_rows
 
-OTHER = RowVersion("yolo", "8", "ab12cd34", "cd34ab12")
 SECOND = 1_700_000_000
 
 

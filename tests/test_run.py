@@ -1,10 +1,12 @@
 """The command line: every setting is a flag, and every mistake is one line and exit code 2, before TensorFlow is imported."""
 
+import contextlib
 import functools
 import json
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -12,8 +14,11 @@ import pytest
 
 from pipeline import compact, reconcile
 from pipeline.__main__ import VERBS
+from pipeline.__main__ import main as command
 from pipeline.config import Config, MonitoringConfig, load_config, settings
 from pipeline.config.mistakes import _FLAGS
+from pipeline.errors import run_command
+from pipeline.launch.finalize import stopped_by_signals
 from pipeline.log_lines import log_lines
 from pipeline.run import _overrides, main, make_parser
 from tests.conftest import REPO, write_bright_image
@@ -35,18 +40,15 @@ def changed(*argv):
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        pytest.param([], {}, id="nothing"),
         pytest.param(["--input", "a,b.jpg", "c.jpg"], {"input": ["a,b.jpg", "c.jpg"]}, id="file names may hold commas"),
         pytest.param(["--classes", "a,b", "c"], {"detect.classes": ["a", "b", "c"]}, id="lists"),
         pytest.param(["--classes", "1,on"], {"detect.classes": ["1", "on"]}, id="names that look like numbers"),
-        pytest.param(["--score-threshold", "1e-3"], {"detect.score_threshold": 0.001}, id="exponent"),
         pytest.param(["--input", "a", "--input", "b", "c"], {"input": ["a", "b", "c"]}, id="a list's flag twice adds up"),
         pytest.param(["--classes", "a,", " b "], {"detect.classes": ["a", "b"]}, id="commas and spaces at the ends"),
         pytest.param(["--input", "x", "--input", "\udcff.jpg"], {"input": ["x", "\udcff.jpg"]}, id="file name that is no UTF-8"),
         pytest.param(["--export", "csv,yolo", "voc"], {"write.export": ["csv", "yolo", "voc"]}, id="choices"),
         pytest.param(["--again", "--no-scaled-decode"], {"again": True, "detect.scaled_decode": False}, id="switches"),
         pytest.param(["--output", "5"], {"output": "5"}, id="text that looks like a number"),
-        pytest.param(["--precision", "bfloat16"], {"detect.precision": "bfloat16"}, id="choice"),
     ],
 )
 def test_flags_are_read_as_their_settings_need(argv, expected):
@@ -209,3 +211,76 @@ def test_what_a_job_waits_for_is_seen_without_verbose():
     with log_lines(log_format=defaults.log_format, log_level=defaults.log_level):
         assert logging.getLogger("pipeline.read").isEnabledFor(logging.WARNING)
         assert not logging.getLogger("apache_beam").isEnabledFor(logging.WARNING)
+
+
+def test_help_names_each_verb_with_its_purpose_and_without_a_verb_it_is_shown(capsys):
+    for argv in (["--help"], ["-h"], []):
+        assert command(argv) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert all(f"{name} {verb.purpose.split()[0]}" in out for name, verb in VERBS.items())
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_teaches_itself_under_its_own_name_and_a_wrong_flag_is_one_line(verb, capsys):
+    """`replay` is a run with a flag."""
+
+    def ended(flag):
+        try:
+            code = command([verb, flag])
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+
+    code, out, _ = ended("--help")
+    assert code == 0 and out.startswith(f"usage: detect-objects {'run' if verb == 'replay' else verb} ")
+    code, out, err = ended("--no-such-flag")
+    assert (code, out, err.count("\n"), err[:7]) == (2, "", 1, "error: ")
+
+
+def test_only_the_module_of_the_verb_is_imported():
+    """Help and mistakes answer at once, and `doctor` imports neither TensorFlow nor Beam."""
+    program = """\
+import sys
+from pipeline.__main__ import main
+for argv in (["--help"], ["evalute"], ["doctor"]):
+    main(argv)
+heavy = ("pipeline.run", "pipeline.compact", "pipeline.evaluate", "tensorflow", "apache_beam")
+print([name for name in heavy if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_reader_that_ends_early_gets_no_traceback():
+    """As in `detect-objects doctor | head -1`."""
+    with subprocess.Popen(
+        [sys.executable, "-u", "-m", "pipeline", "doctor"], cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as doctor:
+        assert doctor.stdout and doctor.stderr
+        doctor.stdout.close()
+        assert doctor.stderr.read() == ""
+    assert doctor.returncode == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("is_job", [False, True])
+def test_a_command_is_stopped_by_a_signal_also_where_a_module_in_c_makes_another_error_of_it(number, is_job, capsys):
+    """The import of pandas does: "partially initialized module 'pandas' has no attribute 'core'"."""
+    outer = signal.getsignal(signal.SIGINT)  # ignored where the tests are a shell's background job
+
+    def work():
+        with stopped_by_signals() if is_job else contextlib.nullcontext():
+            try:
+                signal.raise_signal(number)
+            except KeyboardInterrupt:
+                raise AttributeError("of pandas") from None
+        return 0
+
+    before = [signal.getsignal(signal.SIGTERM), signal.default_int_handler]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert run_command(work, "the export failed") == 128 + signal.SIGINT
+        assert capsys.readouterr().err == "stopped\n"
+        assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before
+    finally:
+        signal.signal(signal.SIGINT, outer)

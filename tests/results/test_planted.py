@@ -92,21 +92,14 @@ def test_a_planted_pickle_never_runs(name, output):
     assert not os.path.exists(f"{output}/it_ran")
 
 
-def test_a_link_to_a_folder_elsewhere_is_no_run_s(output, tmp_path):
-    os.symlink(tmp_path / "outside", f"{output}/.staging-{RUN}")
-    os.utime(tmp_path / "outside" / "secret.txt", (0, 0))
-    work_there(output)
-    assert os.path.islink(f"{output}/.staging-{RUN}")
-
-
-def test_a_link_within_an_abandoned_folder_goes_and_what_it_leads_to_stays(output, tmp_path):
-    os.makedirs(f"{output}/.staging-{RUN}")
-    os.symlink(tmp_path / "outside", f"{output}/.staging-{RUN}/link")
+def test_links_to_elsewhere_are_no_runs_and_within_an_abandoned_run_nothing_they_lead_to_goes(output, tmp_path):
     write_file(f"{output}/.staging-{RUN}/open", b"")
+    for link in (f"{output}/.staging-{RUN}/link", f"{output}/.staging-link"):
+        os.symlink(tmp_path / "outside", link)
     for path in (f"{output}/.staging-{RUN}/open", f"{output}/.staging-{RUN}", tmp_path / "outside" / "secret.txt"):
         os.utime(path, (time.time() - 90_000,) * 2)
     work_there(output)
-    assert not os.path.exists(f"{output}/.staging-{RUN}")
+    assert os.path.islink(f"{output}/.staging-link") and not os.path.exists(f"{output}/.staging-{RUN}")
 
 
 @pytest.mark.parametrize("name", ["summary.json", "report.html"])
