@@ -79,10 +79,6 @@ class ModelServer:
     def _serve_on(self, server: grpc.Server) -> None:
         raise NotImplementedError
 
-    def has(self, name: str) -> bool:
-        """Whether it has this model."""
-        return name == "toy"
-
     def _found(self, given: Arrays, context: Any) -> Arrays:
         self.requests += 1
         try:
@@ -100,7 +96,7 @@ class KServeServer(ModelServer, service_pb2_grpc.GRPCInferenceServiceServicer):
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, server)
 
     def ModelMetadata(self, request: Any, context: Any) -> Any:
-        if not self.has(request.name):
+        if request.name != "toy":
             context.abort(grpc.StatusCode.NOT_FOUND, f"unknown model {request.name}")
         answer = service_pb2.ModelMetadataResponse(name=request.name, versions=self._versions)
         for tensors, field in ((self._inputs, answer.inputs), (self._outputs, answer.outputs)):
@@ -135,13 +131,12 @@ class TensorFlowServer(ModelServer, prediction_service_pb2_grpc.PredictionServic
         prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(self, server)
 
     def GetModelMetadata(self, request: Any, context: Any) -> Any:
-        if not self.has(request.model_spec.name):
+        if request.model_spec.name != "toy":
             context.abort(grpc.StatusCode.NOT_FOUND, f"Servable not found: unknown model {request.model_spec.name}")
         answer = get_model_metadata_pb2.GetModelMetadataResponse()
         answer.model_spec.version.value = max(map(int, self._versions))
-        answer.metadata["signature_def"].Pack(
-            get_model_metadata_pb2.SignatureDefMap(signature_def=self.signatures or self._own())
-        )
+        signatures = get_model_metadata_pb2.SignatureDefMap(signature_def=self.signatures or self._own())
+        answer.metadata["signature_def"].Pack(signatures)
         return answer
 
     def _own(self) -> dict[str, Any]:

@@ -73,8 +73,7 @@ def write_yolo(path: Path, batch: int | str = "batch", *, mixes: bool = False, n
     nodes.append(_node("MatMul", ["weights", "cells"], "mixed"))
     nodes.append(_node("Add", ["mixed", "offsets"], "output0"))
     said = {"names": str(dict(enumerate(NAMES))), "imgsz": str([*HW]), "task": "detect"} if notes is None else notes
-    outputs = {"output0": (batch, 7, len(CELLS))}
-    return _write(path, nodes, constants, {"images": (batch, 3, *HW)}, outputs, said)
+    return _write(path, nodes, constants, (batch, 3, *HW), {"output0": (batch, 7, len(CELLS))}, said)
 
 
 def write_constant(path: Path, hw: tuple[int, int], box: Sequence[float], score: float) -> str:
@@ -93,22 +92,20 @@ def write_constant(path: Path, hw: tuple[int, int], box: Sequence[float], score:
         _node("Add", ["free_box", "box"], "boxes"),
         _node("Add", ["free_score", "score"], "scores"),
     ]
-    return _write(
-        path, nodes, constants, {"images": ("batch", 3, *hw)}, {"boxes": ("batch", 1, 4), "scores": ("batch", 1, 1)}, {}
-    )
+    return _write(path, nodes, constants, ("batch", 3, *hw), {"boxes": ("batch", 1, 4), "scores": ("batch", 1, 1)}, {})
 
 
 def _write(
     path: Path,
     nodes: Sequence[bytes],
     constants: Mapping[str, np.ndarray],
-    inputs: Mapping[str, Sequence[int | str]],
+    images: Sequence[int | str],
     outputs: Mapping[str, Sequence[int | str]],
     notes: Mapping[str, str],
 ) -> str:
     graph = b"".join(_field(1, node) for node in nodes) + _field(2, "toy")
     graph += b"".join(_field(5, _tensor(name, array)) for name, array in constants.items())
-    graph += b"".join(_field(11, _value(name, shape)) for name, shape in inputs.items())
+    graph += _field(11, _value("images", images))
     graph += b"".join(_field(12, _value(name, shape)) for name, shape in outputs.items())
     properties = b"".join(_field(14, _field(1, key) + _field(2, value)) for key, value in notes.items())
     path.write_bytes(_field(1, 8) + _field(8, _field(1, "") + _field(2, 17)) + _field(7, graph) + properties)
