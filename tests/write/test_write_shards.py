@@ -42,12 +42,13 @@ def test_results_become_rows_and_statistics(tmp_path):
 
 
 def test_rows_appear_while_the_bundle_goes_on(tmp_path):
-    """A kill then costs no more than what is held."""
-    step = at_work(sink(tmp_path, shard_seconds=0.0))
+    """A kill then costs no more than what is held. No view is written where none is wanted."""
+    step = at_work(sink(tmp_path, shard_seconds=0.0, view=False))
     for n in range(3):
         list(step.process(detected(f"{n}.jpg")))
         assert len(rows_in(str(tmp_path))) == n + 1
     assert list(step.finish_bundle()) == []
+    assert {path.suffix for path in (tmp_path / "detections").iterdir()} == {".parquet"}
 
 
 def test_a_bundle_holds_a_bounded_number_of_bytes(tmp_path, monkeypatch):
@@ -58,13 +59,6 @@ def test_a_bundle_holds_a_bounded_number_of_bytes(tmp_path, monkeypatch):
         assert len(step._records) <= 10
     list(step.finish_bundle())
     assert len(rows_in(str(tmp_path))) == 100
-
-
-def test_no_view_where_none_is_wanted(tmp_path):
-    step = at_work(sink(tmp_path, view=False))
-    list(step.process(detected("a.jpg")))
-    list(step.finish_bundle())
-    assert [path.suffix for path in (tmp_path / "detections").iterdir()] == [".parquet"]
 
 
 def test_a_bundle_that_a_runner_runs_twice_leaves_one_shard(tmp_path):
