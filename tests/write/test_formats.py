@@ -1,5 +1,8 @@
-"""Formats read back in libraries that others wrote: pandas, supervision, labelformat; or held against a published schema."""
+"""Formats read back in libraries that others wrote: pandas, supervision, labelformat, TensorFlow, pycocotools; or held against a
+published schema.
+"""
 
+import io
 import json
 import zipfile
 from urllib.parse import unquote
@@ -11,8 +14,13 @@ import pytest
 import supervision as sv
 import yaml
 from labelformat.formats.cvat import CVATObjectDetectionInput
+from pycocotools.coco import COCO
 
+from pipeline.errors import InputError
+from pipeline.read.tfrecords import images_of_file
+from pipeline.records import ImageRef
 from pipeline.write.exports import FORMATS
+from pipeline.write.write_coco import write_coco
 from tests.conftest import write_bright_image
 from tests.shard_rows import json_row as row
 
@@ -182,3 +190,92 @@ def test_a_class_id_of_any_size_takes_no_memory(tmp_path):
     written("yolo", [row("a.png", (CAT[0], 10**12, "cat", 0.9))], f"{tmp_path}/rows.zip")
     with zipfile.ZipFile(tmp_path / "rows.zip") as archive:
         assert archive.read("labels/a.txt").startswith(b"1000000000000 ")
+
+
+def test_tensorflow_parses_a_record_of_each_row(tmp_path):
+    import tensorflow as tf
+
+    written("tfrecord", [row("ä.jpg", CAT, DOG), row("none.jpg")], f"{tmp_path}/rows.tfrecord")
+    records = tf.data.TFRecordDataset([f"{tmp_path}/rows.tfrecord"]).as_numpy_iterator()
+    features = (tf.train.Example.FromString(each).features.feature for each in records)
+    both, none = (
+        {name: list(getattr(of[name], of[name].WhichOneof("kind") or "int64_list").value) for name in of} for of in features
+    )
+    corners = {"xmin": [np.float32(0.1), 0.0], "ymin": [np.float32(0.4), 0.0]}
+    corners |= {"xmax": [np.float32(0.4), np.float32(0.05)], "ymax": [np.float32(0.6), 1.0]}  # cut at the edges
+    of_image = {"image/source_id": ["ä.jpg".encode()], "image/filename": ["ä.jpg".encode()], "image/width": [100]}
+    of_objects = {
+        **{f"image/{kind}/bbox/{side}": shares for kind in ("object", "detection") for side, shares in corners.items()},
+        "image/object/class/text": [b"cat", b"dog, big"],
+        "image/object/class/label": [1, 3],  # 0 is the background
+        "image/detection/label": [1, 3],
+        "image/detection/score": [np.float32(0.9), 0.5],
+    }
+    assert both == {**of_image, "image/height": [50], **of_objects}
+    assert not any(none[name] for name in of_objects)
+
+
+@pytest.mark.parametrize("uri", ["gs://bucket/ä b.jpg", "\udcff\udc80.jpg", "\ud800.jpg"], ids=ascii)
+def test_an_image_keeps_its_name_for_our_own_reader_of_tfrecord_files(tmp_path, uri):
+    """The pixels are not in it, and the reader says so under the image's name."""
+    written("tfrecord", [row(uri, CAT)], f"{tmp_path}/rows.tfrecord")
+    (letter,) = images_of_file(ImageRef(f"{tmp_path}/rows.tfrecord"), 1 << 20)
+    assert (letter.ref.uri, letter.reason) == (uri.replace("\ud800", "\\ud800"), "no_image")  # no file's name has that code
+
+
+@pytest.fixture
+def coco(tmp_path):
+    """Writes rows as COCO, with the ids of a ground truth: results, images, and what was noted."""
+
+    def write(rows, truth=None):
+        if truth is not None:
+            (tmp_path / "truth.json").write_text(json.dumps(truth))
+        with open(tmp_path / "results.json", "wb") as results, open(tmp_path / "images.json", "wb") as images:
+            notes = write_coco(rows, results, images, "" if truth is None else f"{tmp_path}/truth.json")
+        return *(json.loads((tmp_path / name).read_bytes()) for name in ("results.json", "images.json")), notes
+
+    return write
+
+
+def test_coco_ids_count_images_by_their_rows_and_classes_from_one(coco, tmp_path):
+    results, images, notes = coco(ROWS)
+    assert results == [
+        {"image_id": 1, "category_id": 1, "bbox": [10.0, 20.0, 30.0, 10.0], "score": 0.9},
+        {"image_id": 1, "category_id": 3, "bbox": [-5.0, 0.0, 10.0, 60.0], "score": 0.5},
+        {"image_id": 3, "category_id": 3, "bbox": [-9.0, 0.0, 9.0, 9.0], "score": 0.5},
+        {"image_id": 3, "category_id": 1, "bbox": [10.0, 20.0, 30.0, 10.0], "score": 0.9},
+    ]
+    names = {1: "photos/a.png", 2: "photos/b.png", 3: "photos/ä.png"}
+    sized = [{"id": number, "file_name": name, "width": 100, "height": 50} for number, name in names.items()]
+    assert [{key: image[key] for key in sized[0]} for image in images["images"]] == sized
+    assert images["categories"] == [{"id": 1, "name": "cat"}, {"id": 3, "name": "dog, big"}]
+    assert len(COCO(f"{tmp_path}/images.json").loadRes(f"{tmp_path}/results.json").anns) == 4
+    assert notes == []
+    assert coco([])[:2] == ([], {"images": [], "annotations": [], "categories": []})
+
+
+def test_coco_ids_are_those_of_the_ground_truth_with_which_pycocotools_loads_them(coco, tmp_path):
+    truth = {
+        "images": [{"id": 70, "file_name": "x/b.png"}, {"id": 80, "file_name": "ä.png"}],
+        "annotations": [],
+        "categories": [{"id": 5, "name": "cat"}],
+    }
+    results, images, notes = coco([*ROWS, row("photos.zip#b.png"), row("of/b.png", CAT)], truth)
+    expected = [{"image_id": number, "category_id": 5, "bbox": [10.0, 20.0, 30.0, 10.0], "score": 0.9} for number in (80, 70)]
+    assert results == expected
+    assert [image["id"] for image in images["images"]] == [70, 80, 70, 70]
+    assert len(COCO(f"{tmp_path}/truth.json").loadRes(f"{tmp_path}/results.json").anns) == 2
+    assert [note.replace(f"{tmp_path}/", "") for note in notes] == [
+        "coco/ leaves out 1 images that truth.json does not name",
+        "coco/ leaves out 1 objects of classes that truth.json does not name: dog, big",
+        "coco/ has 2 images under the id of another one, since truth.json tells them by file name alone",
+    ]
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", "{}", '{"images": [{}], "categories": []}'])
+def test_a_ground_truth_that_is_none_is_one_clear_error(tmp_path, content):
+    if content is not None:
+        (tmp_path / "truth.json").write_text(content)
+    with pytest.raises(InputError, match=r"coco_ground_truth .*: expected COCO annotations") as caught:
+        write_coco(ROWS, io.BytesIO(), io.BytesIO(), f"{tmp_path}/truth.json")
+    assert "\n" not in str(caught.value)
