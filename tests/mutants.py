@@ -97,7 +97,8 @@ def main(names: Sequence[str]) -> int:
     chosen = {name: mutant for name, mutant in MUTANTS.items() if not names or name in names}
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
-        _copy_project(copy)
+        copy_project(copy)
+        (copy / ".tools").symlink_to(REPO / ".tools")
         gone = [name for name, mutant in chosen.items() if (copy / mutant.file).read_text().count(mutant.old) != 1]
         if gone:
             print(*(f"{MUTANTS[name].file} has changed: write this defect anew: {name}" for name in gone), sep="\n")
@@ -108,13 +109,18 @@ def main(names: Sequence[str]) -> int:
         return max(_survives(copy, name, mutant) for name, mutant in chosen.items())
 
 
-def _copy_project(copy: Path) -> None:
-    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    for name in subprocess.run(listed, cwd=REPO, capture_output=True, text=True, check=True).stdout.splitlines():
-        if (REPO / name).is_file():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(REPO / name, copy / name)
-    (copy / ".tools").symlink_to(REPO / ".tools")
+def files_of_project(*folders: str) -> list[str]:
+    """What the repository holds, and what is about to be added to it."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *folders]
+    names = subprocess.run(listed, cwd=REPO, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [name for name in names if (REPO / name).is_file()]
+
+
+def copy_project(copy: Path) -> None:
+    """Copies these files into a folder."""
+    for name in files_of_project():
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPO / name, copy / name)
 
 
 def _survives(copy: Path, name: str, mutant: Mutant) -> bool:

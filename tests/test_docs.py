@@ -5,15 +5,17 @@ import functools
 import importlib.util
 import io
 import re
-import subprocess
-import sys
+import runpy
+from collections.abc import Sequence
 
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from pipeline.__main__ import VERBS, main
+from pipeline.__main__ import VERBS
+from pipeline.__main__ import main as detect_objects
 from pipeline.config import load_config
 from tests.fixtures import REPO
+from tests.forked_jobs import run_forked
 from tests.write_docs import pages
 
 PAGES = {
@@ -28,14 +30,20 @@ OF_OTHERS = {  # inline in prose: flags of Flink's own options
 }  # fmt: skip
 
 
+def main(arguments: Sequence[str]) -> int:
+    """Runs a script, in a process that was forked from one that has the libraries."""
+    runpy.run_path(arguments[0], run_name="__main__")
+    return 0
+
+
 @pytest.mark.slow
 def test_the_examples_of_the_python_interface_run_as_they_stand(tmp_path):
     """One after the other, in one program: a pipeline over the sample scenes, images of one's own source, and no Beam."""
     script = tmp_path / "examples.py"
     script.write_text("".join(re.findall(r"```python\n(.*?)```", PAGES["docs/api.md"], re.DOTALL)))
-    done = subprocess.run([sys.executable, script], cwd=REPO, capture_output=True, text=True, timeout=580, check=False)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    printed, errors = tmp_path / "printed", tmp_path / "errors"
+    assert run_forked([script], printed, module="tests.test_docs", errors=errors) == 0, errors.read_text()
+    lines = printed.read_text().splitlines()
     counts = sorted(line for line in lines if line.endswith(" digits"))
     assert [line.split(":")[0] for line in counts] == sorted(str(path) for path in (REPO / "models/digits/samples").glob("*.jpg"))
     assert sum(int(line.split()[-2]) for line in counts) >= 50
@@ -62,7 +70,7 @@ def test_every_link_and_every_path_in_code_quotes_leads_to_what_is_there(page):
 def flags_of(verb: str) -> set[str]:
     """The flags of a verb, as its help shows them; `run` passes others on to Beam."""
     with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
-        main([verb, "--help-all" if verb in ("run", "replay") else "--help"])
+        detect_objects([verb, "--help-all" if verb in ("run", "replay") else "--help"])
     of_beam = {f"--{name}" for name in PipelineOptions([]).get_all_options()} if verb in ("run", "replay") else set()
     return {*FLAG.findall(shown.getvalue())} | of_beam
 

@@ -13,25 +13,17 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.stager import Stager
 
-from tests.conftest import REPO, write_bright_image
+from tests.conftest import write_bright_image
+from tests.mutants import copy_project, files_of_project
 
 IN_THE_WHEEL = {"pipeline": "pipeline", "models": "models", "configs": "pipeline/configs"}
-
-
-def tracked(*folders: str) -> list[str]:
-    """What the repository holds, and what is about to be added to it."""
-    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *folders]
-    names = subprocess.run(listed, cwd=REPO, capture_output=True, text=True, check=True).stdout.split()
-    return [name for name in names if (REPO / name).is_file()]
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory) -> Path:
     """A copy of the working tree: building writes beside setup.py."""
     copy = tmp_path_factory.mktemp("checkout")
-    for name in tracked():
-        (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        (copy / name).write_bytes((REPO / name).read_bytes())
+    copy_project(copy)
     return copy
 
 
@@ -68,7 +60,7 @@ def run_installed(installed: Path, cwd: Path, command: str, *args: object, **env
 
 def test_the_wheel_holds_every_file_of_the_packages_and_the_configs(wheel):
     """Also one that is added later: weights, samples, templates."""
-    named = {f"{IN_THE_WHEEL[name.split('/')[0]]}/{name.split('/', 1)[1]}" for name in tracked(*IN_THE_WHEEL)}
+    named = {f"{IN_THE_WHEEL[name.split('/')[0]]}/{name.split('/', 1)[1]}" for name in files_of_project(*IN_THE_WHEEL)}
     with zipfile.ZipFile(wheel) as file:
         held = {name for name in file.namelist() if ".dist-info/" not in name}
     assert held == named

@@ -116,7 +116,7 @@ def test_a_long_text_is_masked_at_once():
 def test_nothing_that_leaves_a_job_has_a_secret(server, tmp_path, bright_model):  # noqa: F811
     """Signed addresses that are read, refused, and away for a while, in a manifest and as an input, beside secret settings.
 
-    Neither what a job that was killed leaves, nor the next one; other options are there to read.
+    Neither what a job that was killed leaves, nor the next one, nor a dry run; other options are there to read.
     """
     write_bright_image(tmp_path / "a.png", (64, 48), (10, 10, 30, 30))
     content = (tmp_path / "a.png").read_bytes()
@@ -144,15 +144,8 @@ def test_nothing_that_leaves_a_job_has_a_secret(server, tmp_path, bright_model):
     summary = json.loads(written["summary.json"])
     assert summary["config"]["beam_options"]["azure_connection_string"] == "***"
     assert (summary["images"]["detected"], summary["images"]["dead"]) == (len(SIGNED) + 1, 6)
-    Server.images.update({path.replace("hunter2", "hunter3"): content for path in Server.images})
-    (tmp_path / "list.jsonl").write_text((tmp_path / "list.jsonl").read_text().replace("hunter2", "hunter3"))
     assert run_forked([*command, "--dry-run", "--again"], log) == 0
     assert "hunter" not in log.read_text()
-    (first,) = (tmp_path / "out" / "runs").iterdir()
-    assert run_forked(command, log) == 0
-    (second,) = {*(tmp_path / "out" / "runs").iterdir()} - {first}
-    counted = json.loads((second / "summary.json").read_text())["images"]
-    assert counted["detected"] == 0 and counted["skipped"] >= len(SIGNED), "a new signature is no new image"
 
 
 @pytest.mark.parametrize("prefix", ["https://", "gs://"], ids=["allowed", "refused"])
