@@ -9,43 +9,36 @@ import pytest
 from tests.conftest import REPO
 from tests.launch.jobs import images_of, rows_by_name, write_images
 
-# no room at all, then room for some rows, then for all
-FULL = """
-mount -t tmpfs -o size=1m none "$OUT" || exit 1
-mkdir "$OUT/out"
-for kilobytes in 2000 984 0; do
-    head -c "${kilobytes}k" /dev/zero > "$OUT/ballast" 2> "$SAID/head"
-    "$@" > "$SAID/out$kilobytes" 2> "$SAID/err$kilobytes"
-    echo $? > "$SAID/code$kilobytes"
-    cp -r "$OUT/out" "$SAID/results$kilobytes"
+NAMES = [f"{number}.png" for number in range(12)]
+NAMESPACE = ["unshare", "--mount"]
+# a disk that has no room at all, then room for some rows, then for all
+RUNS = """
+mount -t tmpfs -o size=1m none disk || exit 1
+mkdir disk/out
+for ballast in 2000 984 0; do
+    head -c "${ballast}k" /dev/zero > disk/ballast 2> head
+    "$@" > printed$ballast 2> errors$ballast
+    echo $? > code$ballast
+    cp -r disk/out results$ballast
 done
 """
 
 
-@pytest.fixture(scope="module")
-def namespace():
-    """A command that gives its arguments a namespace of mounts."""
-    command = ["unshare", "--mount"]
-    if not shutil.which("unshare") or subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this user may not make a namespace of mounts")
-    return command
-
-
 @pytest.mark.slow
-def test_a_full_disk_is_one_line_and_the_same_command_goes_on_once_there_is_room(tmp_path, namespace, bright_model):
-    names = [f"{number}.png" for number in range(12)]
-    write_images(tmp_path / "in", *names)
-    (disk := tmp_path / "disk").mkdir()
-    (said := tmp_path / "said").mkdir()
-    job = [sys.executable, "-m", "pipeline.run", "--input", tmp_path / "in", "--output", disk / "out", "--model", bright_model]
-    command = [*namespace, "sh", "-c", FULL, "sh", *map(str, job)]
-    subprocess.run(command, env={"OUT": str(disk), "SAID": str(said), "PATH": "/usr/bin:/bin"}, cwd=REPO, check=True)
-    for full in ("2000", "984"):
-        printed = (said / f"err{full}").read_text()
-        errors = [line for line in printed.splitlines() if "error: " in line]
-        assert (said / f"code{full}").read_text() == "1\n", printed
-        assert len(errors) == 1 and "No space left on device" in errors[0]
-        assert {*rows_by_name(said / f"results{full}")} <= {*names}  # each line is whole
-    assert list((said / "results2000").iterdir()) == []
-    assert (said / "code0").read_text() == "0\n", (said / "err0").read_text()
-    assert rows_by_name(said / "results0") == sorted(names) and images_of(said / "results0")["read"] == len(names)
+def test_a_full_disk_is_one_line_and_the_same_command_goes_on_once_there_is_room(tmp_path, bright_model):
+    if not shutil.which("unshare") or subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not make a namespace of mounts")
+    write_images(tmp_path / "in", *sorted(NAMES))
+    (tmp_path / "disk").mkdir()
+    job = [sys.executable, "-m", "pipeline.run", "--input=in", "--output=disk/out", f"--model={bright_model}"]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPO)}
+    subprocess.run([*NAMESPACE, "sh", "-c", RUNS, "sh", *job], env=environment, cwd=tmp_path, check=True)
+    for ballast in (2000, 984):
+        errors = (tmp_path / f"errors{ballast}").read_text()
+        assert (tmp_path / f"code{ballast}").read_text() == "1\n", errors
+        (line,) = [line for line in errors.splitlines() if "error: " in line]
+        assert "No space left on device" in line
+        assert {*rows_by_name(tmp_path / f"results{ballast}")} <= {*NAMES}, "each row is whole"
+    assert list((tmp_path / "results2000").iterdir()) == []
+    assert (tmp_path / "code0").read_text() == "0\n", (tmp_path / "errors0").read_text()
+    assert rows_by_name(tmp_path / "results0") == sorted(NAMES) and images_of(tmp_path / "results0")["read"] == len(NAMES)

@@ -9,7 +9,6 @@ from pipeline import run
 from pipeline.errors import BUSY
 from pipeline.results.lock import locked
 from pipeline.results.shards import list_shards
-from tests.conftest import write_bright_image
 from tests.forked_jobs import ForkedJob
 from tests.launch.jobs import paused_with_lock, rows_by_name, rows_of, write_images
 from tests.processes import wait_until
@@ -19,19 +18,17 @@ DAYS = 400
 
 
 @pytest.fixture
-def places(tmp_path, bright_model):
-    """(output, arguments of a job)"""
-    write_bright_image(tmp_path / "in" / "a.png", (64, 48), (10, 10, 30, 30))
-    out = tmp_path / "out"
-    return out, ["--input", tmp_path / "in", "--output", out, "--model", bright_model]
+def arguments(arguments, tmp_path):
+    """Of a job over one image."""
+    write_images(tmp_path / "in", "a.png")
+    return arguments
 
 
 def main(*arguments):
     return run.main([*map(str, arguments)])
 
 
-def test_of_two_equal_commands_the_second_waits_and_finds_nothing_new(places, tmp_path):
-    out, arguments = places
+def test_of_two_equal_commands_the_second_waits_and_finds_nothing_new(arguments, out, tmp_path):
     said = (tmp_path / "second").read_text
     with (
         paused_with_lock(arguments, tmp_path / "first") as first,
@@ -45,9 +42,8 @@ def test_of_two_equal_commands_the_second_waits_and_finds_nothing_new(places, tm
     assert not list(out.glob(".*"))
 
 
-def test_different_commands_run_side_by_side(places, tmp_path):
+def test_different_commands_run_side_by_side(arguments, out, tmp_path):
     """Another input, or other settings: neither waits, and each adds its rows."""
-    out, arguments = places
     write_images(tmp_path / "next", "b.png")
     with paused_with_lock(arguments, tmp_path / "log") as first:
         others = (["--input", tmp_path / "next", *arguments[2:]], [*arguments, "--score-threshold", 0.5])
@@ -63,6 +59,7 @@ def test_different_commands_run_side_by_side(places, tmp_path):
     ("one", "other", "are_equal"),
     [
         (["in"], ["./in/"], True),
+        (["in"], ["link"], True),
         (["in"], ["in/**"], False),  # finds hidden files, too
         (["{date}", "--dates", "2026-11-20"], ["{date}", "--dates", "2026-11-21"], False),
     ],
@@ -71,6 +68,7 @@ def test_commands_are_equal_if_they_name_the_same_images(tmp_path, monkeypatch, 
     """The days of a job, too: that of today does not wait for the one of yesterday, which takes longer than a day."""
     for folder in ("in", "2026-11-20", "2026-11-21"):
         write_images(tmp_path / folder, "a.png")
+    (tmp_path / "link").symlink_to("in")
     monkeypatch.chdir(tmp_path)
     with paused_with_lock(["--input", *one, "--output", "out", "--model", bright_model], tmp_path / "log"):
         code = main("--input", *other, "--output", "out", "--model", bright_model, "--when-busy", "stop")
@@ -81,17 +79,16 @@ def test_commands_are_equal_if_they_name_the_same_images(tmp_path, monkeypatch, 
     ("when_busy", "code", "beginning", "end"),
     [("skip", 0, "skipped: ", "; nothing was done\n"), ("stop", BUSY, "error: ", "; --when-busy wait waits for it\n")],
 )
-def test_one_that_must_not_wait_is_one_line(places, tmp_path, capsys, when_busy, code, beginning, end):
+def test_one_that_must_not_wait_is_one_line(arguments, out, tmp_path, capsys, when_busy, code, beginning, end):
     """A scheduler's second job may skip its work with exit code 0, or end with 3. A look before a run needs no wait."""
-    out, arguments = places
     with paused_with_lock(arguments, tmp_path / "log"):
         assert main(*arguments, "--dry-run") == 0
         capsys.readouterr()
         assert main(*arguments, "--when-busy", when_busy) == code
-    printed = capsys.readouterr()
-    said, other = (printed.out, printed.err) if code == 0 else (printed.err, printed.out)
-    assert said.splitlines()[-1].startswith(f"{beginning}output {out}: another run is processing the same (run ")
-    assert said.endswith(end) and other == "" and rows_of(out) == []
+    printed, error = capsys.readouterr()
+    line, other = (printed, error) if code == 0 else (error, printed)
+    assert line.splitlines()[-1].startswith(f"{beginning}output {out}: another run is processing the same (run ")
+    assert line.endswith(end) and other == "" and rows_of(out) == []
 
 
 @pytest.mark.matrix

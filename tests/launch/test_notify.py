@@ -10,7 +10,7 @@ import pytest
 from pipeline import run
 from pipeline.launch import notify as notifying
 from pipeline.launch.notify import notify
-from tests.forked_jobs import ForkedJob, Moment
+from tests.forked_jobs import Moment, run_forked
 from tests.launch.jobs import signal_at_work, write_images, write_work
 
 
@@ -75,25 +75,20 @@ def test_a_webhook_gets_three_tries_and_its_failure_is_one_warning(statuses, tri
 
 
 def test_a_job_that_is_refused_is_told_too_and_its_exit_code_stays(tmp_path, at_once, capsys):
+    refused = ["--output", str(tmp_path), "--iou-threshold", "7", "--notify"]
     with Webhook(200) as webhook:
-        assert (
-            run.main(
-                ["--input", str(tmp_path / "absent"), "--output", str(tmp_path), "--iou-threshold", "7", "--notify", webhook.url]
-            )
-            == 2
-        )
+        assert run.main([*refused, webhook.url]) == 2
         (told,) = webhook.got
     assert told["exit_code"] == 2 and "--iou-threshold" in told["error"]
-    assert run.main(["--output", str(tmp_path), "--iou-threshold", "7", "--notify", "http://127.0.0.1:1/x"]) == 2
+    assert run.main([*refused, "http://127.0.0.1:1/x"]) == 2
     assert "warning: notification failed: http://127.0.0.1:1/***: ConnectionError" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_job_that_sigterm_stops_is_told_with_what_it_has_counted(tmp_path, bright_model):
+def test_a_job_that_sigterm_stops_is_told_with_what_it_has_counted(arguments, out, tmp_path):
     write_work(tmp_path / "in")
-    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]
     with Webhook(200) as webhook:
-        assert signal_at_work(signal.SIGTERM, [*arguments, "--notify", webhook.url], tmp_path / "out")[0] == 130
+        assert signal_at_work(signal.SIGTERM, [*arguments, "--notify", webhook.url], out)[0] == 130
         (told,) = webhook.got
     assert told["exit_code"] == 130 and told["images"]["detected"] > 0
 
@@ -101,18 +96,16 @@ def test_a_job_that_sigterm_stops_is_told_with_what_it_has_counted(tmp_path, bri
 @pytest.mark.parametrize(
     ("place", "having"),
     [
-        ("importlib:import_module", "launch.notify"),
-        ("pipeline.launch.batch:prepare", ""),
-        ("pipeline.launch.batch:model_known", ""),
+        pytest.param("importlib:import_module", "launch.notify", id="while it imports"),
+        pytest.param("pipeline.launch.batch:prepare", "", id="before it checks its input"),
+        pytest.param("pipeline.launch.batch:model_known", "", id="before it looks for the model"),
     ],
-    ids=["imports", "prepares", "lists"],
 )
-def test_a_job_that_sigterm_stops_while_it_prepares_is_told(place, having, tmp_path, bright_model):
+def test_a_job_that_sigterm_stops_while_it_prepares_is_told(place, having, arguments, out, tmp_path):
     write_images(tmp_path / "in", "a.png")
-    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]
     at = Moment(place, having=having, sent=signal.SIGTERM)
-    with Webhook(200) as webhook, ForkedJob([*arguments, "--notify", webhook.url], tmp_path / "printed", at) as job:
-        assert job.wait() == 130, (tmp_path / "printed").read_text()
+    with Webhook(200) as webhook:
+        assert run_forked([*arguments, "--notify", webhook.url], tmp_path / "printed", at) == 130
         (told,) = webhook.got
     assert told["exit_code"] == 130 and told["images"]["read"] == 0
-    assert not (tmp_path / "out" / "detections").exists()
+    assert not (out / "detections").exists()

@@ -10,12 +10,11 @@ from tests.conftest import REPO, write_bright_image
 from tests.launch.jobs import files_of, images_of, rows_by_name, write_images
 
 
-def test_runs_add_up_and_what_an_earlier_one_left_is_kept(tmp_path, run_job, bright_model):
+def test_runs_add_up_and_what_an_earlier_one_left_is_kept(arguments, out, tmp_path, run_job):
     """A changed image and a new one are done, and no other; a dead letter that is permanent is not tried again."""
     write_images(tmp_path / "in", "a.png", "b.png")
     (tmp_path / "in" / "broken.png").touch()
-    out = tmp_path / "out"
-    arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model, "--samples", 1]
+    arguments += ["--samples", 1]
     assert run_job(*arguments)[0] == 0
     first = {name: content for name, content in files_of(out).items() if name.startswith(("detections/", "dead", "runs/"))}
 
@@ -31,11 +30,9 @@ def test_runs_add_up_and_what_an_earlier_one_left_is_kept(tmp_path, run_job, bri
     assert {name: files_of(out).get(name) for name in first} == first, "no file of the first run has changed"
 
 
-def test_other_settings_are_other_rows_and_again_adds_rows(tmp_path, run_job, bright_model):
+def test_other_settings_are_other_rows_and_again_adds_rows(arguments, out, tmp_path, run_job):
     """Only what was done with the same settings counts as done; of equal ones the newest row stays."""
     write_images(tmp_path / "in", "a.png")
-    out = tmp_path / "out"
-    arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model]
     for more in ([], ["--score-threshold", 0.5]):
         assert run_job(*arguments, *more)[0] == 0
     assert rows_by_name(out) == ["a.png", "a.png"]
@@ -47,15 +44,14 @@ def test_other_settings_are_other_rows_and_again_adds_rows(tmp_path, run_job, br
     assert rows_by_name(out) == ["a.png"] * 2
 
 
-def test_images_behind_a_link_below_an_input_are_done_once(tmp_path, run_job, bright_model):
+def test_images_behind_a_link_below_an_input_are_done_once(arguments, out, tmp_path, run_job):
     """Their rows have the name of the real folder, which does not begin as the input does."""
     write_images(tmp_path / "elsewhere", "a.png")
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "link").symlink_to(tmp_path / "elsewhere")
-    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]
     assert run_job(*arguments)[0] == 0
     code, said, _ = run_job(*arguments)
-    assert code == 0 and "nothing is new" in said and rows_by_name(tmp_path / "out") == ["a.png"]
+    assert code == 0 and "nothing is new" in said and rows_by_name(out) == ["a.png"]
 
 
 NOTHING_NEW = """
@@ -67,11 +63,9 @@ print(code, [name for name in sys.modules if name.partition(".")[0] == "tensorfl
 
 
 @pytest.mark.slow
-def test_the_same_command_twice_finds_nothing_new_loads_no_model_and_leaves_the_report_on_top(tmp_path, run_job, bright_model):
+def test_the_same_command_twice_finds_nothing_new_loads_no_model_and_leaves_the_report_on_top(arguments, out, tmp_path, run_job):
     write_images(tmp_path / "in", "a.png")
     (tmp_path / "in" / "notes.md").touch()
-    out = tmp_path / "out"
-    arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model]
     assert run_job(*arguments)[0] == 0
     summary = (out / "summary.json").read_bytes()
     command = [sys.executable, "-c", NOTHING_NEW, *map(str, arguments)]
