@@ -14,21 +14,14 @@ from tests.conftest import REPO
 DOCKERFILE = REPO / "deploy" / "Dockerfile"
 
 
-def instructions() -> list[tuple[str, str]]:
-    """The Dockerfile's instructions in order, lines that go on joined."""
-    lines = [line for line in DOCKERFILE.read_text().splitlines() if line.strip() and not line.startswith("#")]
-    joined = re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines()
-    return [(name, rest) for name, _, rest in (line.partition(" ") for line in joined)]
+def instructions(name: str) -> list[str]:
+    """What stands behind each of the Dockerfile's instructions of a name, lines that go on joined."""
+    joined = re.sub(r"\\\n\s*", "", DOCKERFILE.read_text())
+    return re.findall(rf"^{name} (.*)$", joined, re.MULTILINE)
 
 
 def arguments() -> dict[str, str]:
-    return dict(rest.split("=", 1) for name, rest in instructions() if name == "ARG")
-
-
-def copies() -> list[tuple[list[str], str]]:
-    """What is copied out of the project, and where to."""
-    lines = [shlex.split(rest) for name, rest in instructions() if name == "COPY" and "--from=" not in rest]
-    return [(parts[:-1], parts[-1]) for parts in lines]
+    return dict(each.split("=", 1) for each in instructions("ARG"))
 
 
 def pins(path: Path) -> dict[str, str]:
@@ -55,6 +48,5 @@ def test_the_cuda_libraries_are_those_that_the_locked_tensorflow_takes():
 
 
 def test_every_file_that_is_copied_is_there():
-    for sources, _ in copies():
-        for source in sources:
-            assert (REPO / source).exists(), source
+    copied = [part for each in instructions("COPY") if "--from=" not in each for part in shlex.split(each)[:-1]]
+    assert copied and [name for name in copied if not (REPO / name).exists()] == []

@@ -19,52 +19,36 @@ OBJECTS = {
 }
 
 
-def pods() -> dict[str, dict]:
-    return {
-        "stream.yaml": OBJECTS["stream.yaml"]["spec"]["template"]["spec"],
-        "backfill.yaml": OBJECTS["backfill.yaml"]["spec"]["jobTemplate"]["spec"]["template"]["spec"],
-    }
+PODS = {
+    "stream.yaml": OBJECTS["stream.yaml"]["spec"]["template"]["spec"],
+    "backfill.yaml": OBJECTS["backfill.yaml"]["spec"]["jobTemplate"]["spec"]["template"]["spec"],
+}
 
 
 @pytest.mark.parametrize("name", sorted(OBJECTS))
-def test_the_schemas_of_kubernetes_accept_each_object(name):
+def test_each_object_is_one_of_kubernetes_with_a_command_of_this_program_no_privileges_and_limits(name):
     kubernetes_validate.validate(OBJECTS[name], "1.31", strict=True)
-
-
-@pytest.mark.parametrize("name", sorted(OBJECTS))
-def test_its_command_is_one_of_this_program(name):
-    (container,) = pods()[name]["containers"]
+    (container,) = PODS[name]["containers"]
     assert container["command"] == ["python", "-m", "pipeline.run"]
     config = config_of(container["args"])
     assert config.monitoring.log_format == "json"
     assert (config.mode == "streaming") == (name == "stream.yaml")
-
-
-@pytest.mark.parametrize("name", sorted(OBJECTS))
-def test_it_runs_without_privileges_and_within_limits(name):
-    pod = pods()[name]
-    (container,) = pod["containers"]
-    assert pod["securityContext"]["runAsNonRoot"] and container["securityContext"]["readOnlyRootFilesystem"]
+    assert PODS[name]["securityContext"]["runAsNonRoot"] and container["securityContext"]["readOnlyRootFilesystem"]
     assert set(container["resources"]["limits"]) >= {"cpu", "memory"}
-    assert pod["terminationGracePeriodSeconds"] >= 60
+    assert PODS[name]["terminationGracePeriodSeconds"] >= 60
 
 
 def test_the_probes_ask_the_health_checks_on_the_port_of_the_metrics():
-    (container,) = pods()["stream.yaml"]["containers"]
+    (container,) = PODS["stream.yaml"]["containers"]
     (port,) = container["ports"]
     assert f"--metrics-port={port['containerPort']}" in container["args"]
-    asked = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")}
-    assert {probe["port"] for probe in asked.values()} == {port["name"]}
-    assert {kind: probe["path"] for kind, probe in asked.items()} == {
-        "startup": "/readyz",
-        "readiness": "/readyz",
-        "liveness": "/livez",
-    }
+    paths = {"startup": "/readyz", "readiness": "/readyz", "liveness": "/livez"}
+    for kind, path in paths.items():
+        assert container[f"{kind}Probe"]["httpGet"] == {"port": port["name"], "path": path}
 
 
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="no kubectl, which builds the overlay")
 def test_the_overlay_of_a_gpu_adds_one():
-    if not shutil.which("kubectl"):
-        pytest.skip("no kubectl, which builds the overlay")
     done = subprocess.run(["kubectl", "kustomize", str(FOLDER / "gpu")], capture_output=True, text=True, check=True)
     deployment = next(each for each in yaml.safe_load_all(done.stdout) if each["kind"] == "Deployment")
     assert deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 1

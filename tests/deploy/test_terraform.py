@@ -11,7 +11,6 @@ from tests.conftest import REPO
 
 hcl2 = pytest.importorskip("hcl2", reason="python-hcl2 is not installed; get it with `pip install python-hcl2`")
 FOLDER = REPO / "deploy" / "terraform"
-ON_THE_PROJECT = {"worker": "roles/dataflow.worker"}
 
 
 def unquoted(value):
@@ -27,7 +26,7 @@ PARSED = [unquoted(hcl2.loads(path.read_text())) for path in sorted(FOLDER.glob(
 
 
 def blocks(kind: str) -> dict[str, dict]:
-    """`resource` or `data` blocks by `<type>.<name>`, others by name."""
+    """Blocks of a kind by what stands behind it: `resource` and `data` by `<type>.<name>`, others by name."""
     found: dict[str, dict] = {}
     for block in (block for file in PARSED for block in file.get(kind, ())):
         for name, inner in block.items():
@@ -35,44 +34,36 @@ def blocks(kind: str) -> dict[str, dict]:
     return found
 
 
-def resources(kind: str) -> dict[str, dict]:
-    return {name.partition(".")[2]: block for name, block in blocks("resource").items() if name.startswith(f"{kind}.")}
+TEXT = json.dumps(PARSED)
+RESOURCES = blocks("resource")
+(LOCALS,) = [file["locals"][0] for file in PARSED if "locals" in file]
 
 
+@pytest.mark.skipif(not shutil.which("terraform"), reason="terraform is not installed")
 def test_it_is_formatted_as_terraform_does():
-    if not shutil.which("terraform"):
-        pytest.skip("terraform is not installed")
     done = subprocess.run(["terraform", "fmt", "-check", "-diff", FOLDER], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_each_reference_leads_somewhere():
     """As `terraform validate` would say first, without the provider that it needs."""
-    text = json.dumps(PARSED)
-    assert set(re.findall(r"\bvar\.(\w+)", text)) == set(blocks("variable"))
-    (named,) = [file["locals"][0] for file in PARSED if "locals" in file]
-    assert set(re.findall(r"\blocal\.(\w+)", text)) == set(named)
-    assert set(re.findall(r"(?<!data\.)\b(google_\w+\.\w+)\.", text)) <= set(blocks("resource"))
-    assert set(re.findall(r"\bdata\.(google_\w+\.\w+)", text)) == set(blocks("data"))
+    assert set(re.findall(r"\bvar\.(\w+)", TEXT)) == set(blocks("variable"))
+    assert set(re.findall(r"\blocal\.(\w+)", TEXT)) == set(LOCALS)
+    assert set(re.findall(r"(?<!data\.)\b(google_\w+\.\w+)\.", TEXT)) <= set(RESOURCES)
+    assert set(re.findall(r"\bdata\.(google_\w+\.\w+)", TEXT)) == set(blocks("data"))
 
 
 def test_on_the_whole_project_an_account_may_only_be_what_it_is():
     """Everything else is granted on the one bucket, subscription, topic, repository or account; nobody edits or owns."""
-    on_project = {name: each["role"] for name, each in resources("google_project_iam_member").items()}
-    assert on_project == ON_THE_PROJECT
-    roles = set(re.findall(r"roles/[\w.]+", json.dumps(PARSED)))
-    assert not [role for role in roles if re.search(r"(?i)owner|editor|admin$", role)]
-
-
-def lifecycle() -> list[dict]:
-    (bucket,) = resources("google_storage_bucket").values()
-    return bucket["lifecycle_rule"]
+    on_project = {name: each["role"] for name, each in RESOURCES.items() if name.startswith("google_project_iam_member.")}
+    assert on_project == {"google_project_iam_member.worker": "roles/dataflow.worker"}
+    assert not re.search(r"(?i)roles/[\w.]*(owner|editor|admin\b)", TEXT)
 
 
 def test_what_a_job_stages_is_never_deleted_and_what_it_leaves_not_while_it_runs():
     """A worker fetches the staged files when it starts, and a stream has no end; a batch job on Dataflow ends after ten days."""
-    (named,) = [file["locals"][0] for file in PARSED if "locals" in file]
-    staged = re.search(r"\.name\}/(.*)$", named["staging"])[1] + "/"
-    (condition,) = [rule["condition"][0] for rule in lifecycle()]
+    staged = re.search(r"\.name\}/(.*)$", LOCALS["staging"])[1] + "/"
+    (bucket,) = [each for name, each in RESOURCES.items() if name.startswith("google_storage_bucket.")]
+    (condition,) = [rule["condition"][0] for rule in bucket["lifecycle_rule"]]
     assert condition["matches_prefix"] == ["tmp/"] and not staged.startswith("tmp/")
     assert condition["age"] > 10
