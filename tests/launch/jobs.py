@@ -47,8 +47,7 @@ def without_run(names) -> list[str]:
 
 def write_work(folder: Path, images: int = WORK_IMAGES, image_wh: tuple[int, int] = (1200, 900)) -> None:
     """Images enough for a second or more of work: one, under many names."""
-    width, height = image_wh
-    write_bright_image(folder / "0.jpg", image_wh, (10, 10, width // 4, height // 3))
+    write_bright_image(folder / "0.jpg", image_wh, (10, 10, image_wh[0] // 4, image_wh[1] // 3))
     for n in range(1, images):
         os.link(folder / "0.jpg", folder / f"{n}.jpg")
 

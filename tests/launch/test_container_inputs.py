@@ -29,13 +29,13 @@ def names(folder, kind="detections"):
 
 
 @pytest.fixture
-def reconciled(capsys):
+def reconciled(capfd):
     """Reconciles an input with the rows: the exit code, and the counts that are not zero."""
 
     def start(*arguments):
-        capsys.readouterr()
+        capfd.readouterr()
         code = reconcile.main(["--output", "out", "--input", *arguments])
-        lines = [line.split() for line in capsys.readouterr().out.splitlines() if line[:11].strip().isdecimal()]
+        lines = [line.split() for line in capfd.readouterr().out.splitlines() if line[:11].strip().isdecimal()]
         return code, {words[1]: int(words[0]) for words in lines if words[0] != "0"}
 
     return start
@@ -70,11 +70,11 @@ def test_dead_letters_of_members_and_of_a_damaged_archive_are_tried_again(tmp_pa
     assert (images["detected"], images["dead"]) == (3, 0)
 
 
-def test_a_second_run_reads_the_frames_that_have_no_row_and_reconcile_agrees(tmp_path, job, reconciled, capsys):
+def test_a_second_run_reads_the_frames_that_have_no_row_and_reconcile_agrees(tmp_path, job, reconciled, capfd):
     path = write_video(tmp_path / "in" / "clip.mkv", 75, draw=bright)
     write_images(tmp_path / "in", "a.png")
     assert run.main(["--input", "in/*.mkv", "--output", "out", "--model", "digits", "--dry-run"]) == 0
-    assert f"tried    {tmp_path}/in/clip.mkv#t=0.000: 64x48" in capsys.readouterr().out
+    assert f"tried    {tmp_path}/in/clip.mkv#t=0.000: 64x48" in capfd.readouterr().out
     assert job("--input", "in")["detected"] == 4
     assert names(tmp_path) == ["in/a.png", *(f"in/clip.mkv#t={second}.000" for second in range(3))]
     (box,) = next(row["detections"] for row in rows_of(tmp_path / "out") if row["image"]["uri"].endswith("#t=0.000"))

@@ -1,9 +1,7 @@
 """A launcher and its job on Flink, against a server that answers as Flink's REST API does; tests/flink has the real one."""
 
-import http.server
-import json
+import contextlib
 import re
-import threading
 from collections.abc import Container
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from pipeline.errors import OutputError, RunnerError
 from pipeline.launch.finalize import failed
 from pipeline.launch.flink import FlinkJob
+from tests.emulators import answering
 
 JAVA = """org.apache.flink.runtime.JobException: Recovery is suppressed by FixedDelayRestartBackoffTimeStrategy
 \tat org.apache.flink.runtime.executiongraph.failover.ExecutionFailureHandler.handleFailure(ExecutionFailureHandler.java:180)
@@ -24,68 +23,56 @@ google.api_core.exceptions.NotFound: 404 the subscription is gone [while running
 """
 
 
-class Flink(http.server.ThreadingHTTPServer):
+class Flink:
     """Jobs by id, each a list of the states that it will be seen in; the last one stays."""
 
     def __init__(self, **jobs: list[str]):
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.jobs = {job: [*states] for job, states in jobs.items()}
+        self.jobs = jobs
         self.names = dict.fromkeys(jobs, "detect")
         self.savepoint: dict = {"location": "file:/savepoints/1"}
         self.stacktrace = JAVA
         self.asked: list[str] = []
         self.away: Container[int] = ()  # which of the questions find no leader
-        threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def job(self, *, streams: bool = False) -> FlinkJob:
         """The job that comes next."""
         names, self.names = self.names, {}
-        job = FlinkJob(f"127.0.0.1:{self.server_port}", "detect", streams=streams)
+        job = FlinkJob(self.master, "detect", streams=streams)
         self.names = names
         return job
 
-    def answer(self, method: str, path: str) -> object:
+    def answer(self, method: str, path: str, *_: object) -> tuple[int, object]:
+        is_away = len(self.asked) in self.away
         self.asked.append(f"{method} {path}")
+        if is_away:
+            return 503, {}
         if path == "/jobs/overview":
-            return {"jobs": [{"jid": job, "name": name} for job, name in self.names.items()]}
+            return 200, {"jobs": [{"jid": job, "name": name} for job, name in self.names.items()]}
         _, _, job, *rest = path.split("/")
         if rest == ["stop"]:
             self.jobs[job] = ["FINISHED"]
-            return {"request-id": "r"}
+            return 200, {"request-id": "r"}
         if rest[:1] == ["savepoints"]:
             waiting = self.asked.count(f"{method} {path}") < 3
-            return {"status": {"id": "IN_PROGRESS" if waiting else "COMPLETED"}, "operation": self.savepoint}
+            return 200, {"status": {"id": "IN_PROGRESS" if waiting else "COMPLETED"}, "operation": self.savepoint}
         if rest == ["exceptions"]:
-            return {"exceptionHistory": {"entries": [{"stacktrace": self.stacktrace}]}}
+            return 200, {"exceptionHistory": {"entries": [{"stacktrace": self.stacktrace}]}}
         states = self.jobs[job]
         state = states.pop(0) if len(states) > 1 else states[0]
-        return None if state == "LOST" else {"state": state}
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        away, answer = len(self.server.asked) in self.server.away, self.server.answer(self.command, self.path)
-        body = json.dumps(answer or {"errors": ["Not found.", f"Caused by: no job {self.path}\n\tat x"]})
-        self.send_response(503 if away else 200 if answer else 404)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body.encode())
-
-    do_POST = do_PATCH = do_GET
-
-    def log_message(self, *_arguments: object) -> None:
-        """Prints nothing."""
+        lost = {"errors": ["Not found.", f"Caused by: no job {path}\n\tat x"]}
+        return (404, lost) if state == "LOST" else (200, {"state": state})
 
 
 @pytest.fixture
-def flink_of(request):
-    def make(**jobs: list[str]) -> Flink:
-        server = Flink(**jobs)
-        request.addfinalizer(server.shutdown)
-        return server
+def flink_of():
+    with contextlib.ExitStack() as stack:
 
-    return make
+        def start(**jobs: list[str]) -> Flink:
+            flink = Flink(**jobs)
+            flink.master = f"127.0.0.1:{stack.enter_context(answering(flink.answer))}"
+            return flink
+
+        yield start
 
 
 def test_a_flink_that_is_away_for_a_while_is_waited_for_before_and_after_it_has_the_job(flink_of, monkeypatch):
@@ -96,7 +83,7 @@ def test_a_flink_that_is_away_for_a_while_is_waited_for_before_and_after_it_has_
     flink.names, names = {}, flink.names
     monkeypatch.setattr(job, "_missing", lambda _seconds: flink.names.update(names) or "")
     job.wait_until_finish()
-    assert flink.asked == ["GET /jobs/overview"] * 5 + ["GET /jobs/a"] * 3
+    assert flink.asked == ["GET /jobs/overview"] * 5 + ["GET /jobs/a"] * 4
     flink.jobs["a"], flink.away = ["RUNNING"], range(len(flink.asked) + 1, 100)
     monkeypatch.setattr("pipeline.launch.flink._UNREACHABLE_SECONDS", 0.5)
     with pytest.raises(RuntimeError, match=r"Flink is out of reach: 503 .*; the same command does the rest"):
@@ -169,6 +156,6 @@ def test_a_job_that_restarts_since_a_worker_lacks_something_is_ended_with_what_t
 def test_a_job_is_found_by_its_name_among_those_that_are_new(flink_of):
     flink = flink_of(old=["FAILED"], new=["FINISHED"])
     flink.names = {"old": "detect"}
-    job = FlinkJob(f"127.0.0.1:{flink.server_port}", "detect")
+    job = FlinkJob(flink.master, "detect")
     flink.names["new"] = "detect"
     job.wait_until_finish()

@@ -45,10 +45,10 @@ def test_a_list_that_was_found_names_only_what_lies_where_it_was_found(folder, j
         assert not path.is_file() or SECRET[:4] not in path.read_bytes(), path
 
 
-def test_a_dry_run_does_not_open_what_may_not_be_named(folder, bright_model, capsys):
+def test_a_dry_run_does_not_open_what_may_not_be_named(folder, bright_model, capfd):
     write_file("in/a.jsonl", json.dumps({"uri": f"{folder}/elsewhere/private.png"}).encode())
     assert run.main(["--input", "in/a*.jsonl", "--output", "out", "--model", bright_model, "--dry-run"]) == 0
-    said = capsys.readouterr().out
+    said = capfd.readouterr().out
     assert "tried" not in said and "private.png' is named in a file that was found" in said
 
 

@@ -51,12 +51,10 @@ def test_images_model_and_output_may_all_be_on_cloud_storage(gcs_bucket, tmp_pat
     ]
 
 
-def test_a_bucket_that_is_not_there_is_one_line(gcs_bucket, tmp_path, bright_model, capsys):
+def test_a_bucket_that_is_not_there_is_one_line(gcs_bucket, arguments, error_of):
     """Exit code 2, and the place is named, also where an input may be empty: no such bucket is no quiet day."""
-    places = ["--input", "gs://no-such-bucket-at-all/**", "--output", str(tmp_path / "out"), "--model", bright_model]
-    assert run.main([*places, "--allow-empty"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: input gs://no-such-bucket-at-all/**: ") and error.count("\n") == 1
+    error = error_of("--input", "gs://no-such-bucket-at-all/**", *arguments[2:], "--allow-empty")
+    assert error.startswith("error: input gs://no-such-bucket-at-all/**: ")
 
 
 def test_jobs_that_end_together_write_the_reports_at_the_top_once(gcs_bucket, monkeypatch):

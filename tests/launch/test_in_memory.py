@@ -43,22 +43,22 @@ class Signalled(beam.DoFn):
             raise TimeoutError("the main thread has not heard of it")
 
 
-def stream_of(work: beam.DoFn) -> Any:
-    """A stream that has begun."""
-    pipeline = beam.Pipeline(runner=InMemoryRunner(), options=PipelineOptions(["--streaming"]))
+def started(work: beam.DoFn, *flags: str) -> Any:
+    """A job that has begun, if it is a stream, or that has ended."""
+    pipeline = beam.Pipeline(runner=InMemoryRunner(), options=PipelineOptions([*flags]))
     _ = pipeline | "Begin" >> beam.Create([0], reshuffle=False) | "Work" >> beam.ParDo(work)
     return pipeline.run()
 
 
 def test_a_stream_has_two_bundles_side_by_side_and_ends_with_both():
     """Each of the two waits for the other."""
-    running = stream_of(Meet())
+    running = started(Meet(), "--streaming")
     assert running.wait_until_finish() == running.state == "DONE"
 
 
 def test_a_bundle_that_fails_ends_the_stream_at_once():
     """Without waiting for the other bundle."""
-    running = stream_of(FailInOne())
+    running = started(FailInOne(), "--streaming")
     with pytest.raises(ZeroDivisionError, match="in one of them"):
         running.wait_until_finish()
     assert running.state == "FAILED"
@@ -69,9 +69,14 @@ def test_a_signal_is_heard_whichever_thread_it_comes_to():
     """Python's handlers run in the main thread, which nothing wakes for it; a job once heard no SIGTERM for a minute."""
     before = signal.signal(signal.SIGUSR1, lambda *_: heard.set())
     try:
-        assert stream_of(Signalled()).wait_until_finish() == "DONE"
+        assert started(Signalled(), "--streaming").wait_until_finish() == "DONE"
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def stop_by_signal() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    wait_until(lambda: PROCESS.stopped)
 
 
 class SignalledCondition(threading.Condition):
@@ -79,8 +84,7 @@ class SignalledCondition(threading.Condition):
 
     def __enter__(self) -> bool:
         taken = super().__enter__()
-        os.kill(os.getpid(), signal.SIGTERM)
-        wait_until(lambda: PROCESS.stopped)
+        stop_by_signal()
         return taken
 
 
@@ -109,11 +113,9 @@ condition = SignalledCondition()
 
 def run_until_stopped(work: beam.DoFn) -> None:
     """Runs a batch job that a signal stops; its thread ends, too."""
-    pipeline = beam.Pipeline(runner=InMemoryRunner())
-    _ = pipeline | "Begin" >> beam.Create([0], reshuffle=False) | "Work" >> beam.ParDo(work)
     endless_is_done.clear()
     with stopped_by_signals(), pytest.raises(KeyboardInterrupt):
-        pipeline.run()
+        started(work)
     assert endless_is_done.is_set()
 
 
@@ -128,8 +130,7 @@ def test_a_signal_while_the_thread_of_a_batch_job_starts_ends_the_thread(monkeyp
 
     def start_signalled(*arguments: Any) -> None:
         start(*arguments)
-        os.kill(os.getpid(), signal.SIGTERM)
-        wait_until(lambda: PROCESS.stopped)
+        stop_by_signal()
 
     start = _thread.start_new_thread
     monkeypatch.setattr(_thread, "start_new_thread", start_signalled)

@@ -8,12 +8,13 @@ import pytest
 from pipeline import run
 from pipeline.records import DeadLetter, ImageRef
 from pipeline.results.layout import DEAD_LETTERS
-from tests.conftest import write_bright_image
+from tests.launch.jobs import rows_by_name, write_images
 from tests.shard_rows import rows_in, write_rows
 
 
 @pytest.fixture
 def folder(tmp_path, job):
+    write_images(tmp_path, "a.png")
     return tmp_path
 
 
@@ -26,31 +27,26 @@ def letter(stage, reason, uri="", payload=b"", extra=""):
     return DeadLetter(ImageRef(uri, extra=extra), stage, reason, "no", payload)
 
 
-def test_what_failed_is_tried_again_and_a_success_counts(folder, job, capsys):
+def test_what_failed_is_tried_again_and_a_success_counts(folder, job, capfd):
     """`--retry-dead` takes the dead letters of earlier runs as its input."""
-    write_bright_image(folder / "in" / "good.png", (64, 48), (10, 12, 30, 36))
+    write_images(folder / "in", "good.png")
     (folder / "in" / "mended.png").write_bytes(b"")
     (folder / "in" / "broken.png").write_bytes(b"")
     (folder / "list.txt").write_text("in/good.png\nin/mended.png\nin/broken.png\nin/late.png\n")
     assert job("--input", "list.txt") == {"read": 4, "detected": 1, "dead": 3, "skipped": 0}
-    for name in ("mended", "late"):
-        write_bright_image(folder / "in" / f"{name}.png", (64, 48), (10, 12, 30, 36))
+    write_images(folder / "in", "mended.png", "late.png")
 
     assert job("--input", "list.txt", "--retry-dead") == {"read": 3, "detected": 2, "dead": 1, "skipped": 0}
     assert json.loads((folder / "out" / "summary.json").read_text())["mended"] == 2
-    assert "  recovered 2 of 3 failed images\n" in capsys.readouterr().out
+    assert "  recovered 2 of 3 failed images\n" in capfd.readouterr().out
     assert detected(folder) == ["in/good.png", "in/late.png", "in/mended.png"]
-    assert {row["image"]["uri"] for row in rows_in(f"{folder}/out", DEAD_LETTERS)} == {
-        f"{folder}/in/{n}.png" for n in ("mended", "broken", "late")
-    }
+    assert {*rows_by_name(folder / "out", DEAD_LETTERS)} == {"mended.png", "broken.png", "late.png"}
 
-    allowed = ("--allow-uri-prefix", "in")
-    assert job("--retry-dead", *allowed) == {"read": 5 - 1, "detected": 0, "dead": 1, "skipped": 3}
+    assert job("--retry-dead", "--allow-uri-prefix", "in") == {"read": 4, "detected": 0, "dead": 1, "skipped": 3}
     assert detected(folder) == ["in/good.png", "in/late.png", "in/mended.png"]
 
 
-def test_images_that_came_within_messages_are_tried_again_from_their_dead_letters(folder, job, capsys):
-    write_bright_image(folder / "a.png", (64, 48), (10, 12, 30, 36))
+def test_images_that_came_within_messages_are_tried_again_from_their_dead_letters(folder, job, capfd):
     png, named = (folder / "a.png").read_bytes(), str(folder / "a.png")
     inline = json.dumps({"bytes": base64.b64encode(png).decode(), "name": "b.png"}).encode()
     letters = [
@@ -64,7 +60,7 @@ def test_images_that_came_within_messages_are_tried_again_from_their_dead_letter
     written = write_rows("out", letters=letters)
 
     assert job("--retry-dead") == {"read": 6, "detected": 2, "dead": 4, "skipped": 0}
-    assert "  not allowed are images outside of the folders that --input and --allow-uri-prefix name\n" in capsys.readouterr().out
+    assert "  not allowed are images outside of the folders that --input and --allow-uri-prefix name\n" in capfd.readouterr().out
     assert detected(folder) == ["inline:b.png", "inline:cam.png"]
     (camera,) = [row for row in rows_in(f"{folder}/out") if row["image"]["uri"] == "inline:cam.png"]
     assert camera["extra"] == {"camera": 7} and camera["detections"]
@@ -88,29 +84,27 @@ def test_images_that_came_within_messages_are_tried_again_from_their_dead_letter
     assert detected(folder) == ["a.png", "inline:b.png", "inline:cam.png"]
 
 
-def test_where_nothing_failed_there_is_nothing_to_do(folder, job, capsys):
-    write_bright_image(folder / "a.png", (64, 48), (10, 12, 30, 36))
+def test_where_nothing_failed_there_is_nothing_to_do(folder, job, capfd):
     job("--input", "a.png")
-    capsys.readouterr()
+    capfd.readouterr()
     job("--retry-dead")
-    assert "0 images read: 0 detected" in capsys.readouterr().out
+    assert "0 images read: 0 detected" in capfd.readouterr().out
 
 
-def test_a_folder_without_results_is_refused(folder, bright_model, capsys):
+def test_a_folder_without_results_is_refused(folder, bright_model, error_of):
     """A wrong path would else say that nothing had failed, and become a results folder."""
     (folder / "photos").mkdir()
     (folder / "photos" / "a.png").write_bytes(b"")
     before = sorted(folder.rglob("*"))
     for output in ("photos", "missing"):
-        assert run.main(["--output", output, "--model", bright_model, "--retry-dead"]) == 2
-        assert f"{output}: expected the results folder of an earlier run, found no results in it\n" in capsys.readouterr().err
+        error = error_of("--output", output, "--model", bright_model, "--retry-dead")
+        assert error.endswith(f"{output}: expected the results folder of an earlier run, found no results in it\n")
     assert sorted(folder.rglob("*")) == before
 
 
-def test_a_dry_run_says_what_would_be_tried(folder, job, bright_model, capsys):
-    write_bright_image(folder / "a.png", (64, 48), (10, 12, 30, 36))
+def test_a_dry_run_says_what_would_be_tried(folder, job, bright_model, capfd):
     letters = [letter("read", "not_found", "a.png"), letter("detect", "model_failed", "inline:b.png", b"png")]
     write_rows("out", letters=letters)
     assert run.main(["--output", "out", "--model", bright_model, "--retry-dead", "--dry-run", "--allow-uri-prefix", "."]) == 0
-    said = capsys.readouterr().out
+    said = capfd.readouterr().out
     assert "input    2 images" in said and "a.png" in said and "out/dead_letters/" in said

@@ -34,6 +34,11 @@ sys.addaudithook(happen)
 """
 
 
+def counts(out: Path) -> tuple[int, int]:
+    """The numbers of detected images and of dead letters."""
+    return len(rows_in(str(out))), len(rows_in(str(out), "dead_letters"))
+
+
 @pytest.fixture(scope="module")
 def done_before(tmp_path_factory, run_job, bright_model):
     """The arguments of a job, and the results of its first run."""
@@ -67,15 +72,14 @@ def test_a_signal_while_a_job_ends_loses_no_row_and_the_same_command_does_the_re
 
     assert (code, stderr) == (128 + signal.SIGINT, "stopped; rows that were written stay\n"), stdout
     assert {name: files_of(out).get(name) for name in before} == before
-    found = [row for kind in ("detections", "dead_letters") for row in rows_in(str(out), kind)]
-    new = len(found) - 5
+    new = sum(counts(out)) - 5
     assert new == rows if rows else 0 <= new <= 5
     assert len([*out.glob("runs/*/summary.json")]) == 1 + reported
 
     code, stdout, stderr = run_job(*arguments)
     assert (code, stderr) == (0, "")
     assert f"{new} skipped ({new} of them done before)" in stdout if new else "0 skipped;" in stdout
-    assert [len(rows_in(str(out), kind)) for kind in ("detections", "dead_letters")] == [8, 2]
+    assert counts(out) == (8, 2)
 
 
 @contextlib.contextmanager
@@ -104,7 +108,7 @@ def test_a_batch_that_is_stopped_ends_with_its_exit_code_when_nobody_reads_its_e
         wait_until(lambda: list(out.glob(".staging-*")), log.read_text, job)
         end_tee()
         assert job.wait() == 128 + signal.SIGINT, printed.read_text()
-    assert [len(rows_in(str(out), kind)) for kind in ("detections", "dead_letters")] == [4, 1]
+    assert counts(out) == (4, 1)
 
 
 def test_a_second_signal_ends_a_batch_at_once():
@@ -144,11 +148,10 @@ def test_a_stream_whose_summary_cannot_be_written_is_one_line(tmp_path, pubsub_e
 def test_a_signal_while_the_model_loads_stops_a_stream(tmp_path, run_job, pubsub_emulator, bright_model):
     """It has no message yet. A new interpreter, so that the signal meets the import of TensorFlow."""
     (tmp_path / "sitecustomize.py").write_text(HOOK)
-    _, subscription = pubsub_emulator.create()
-    output, _ = pubsub_emulator.create()
+    (output, _), (_, subscription) = pubsub_emulator.create(), pubsub_emulator.create()
     arguments = ["--config", CONFIG, "--input", subscription, "--output", output, "--model", bright_model]
-    code, stdout, stderr = run_job(*arguments, env={**os.environ, "PYTHONPATH": str(tmp_path)})
-    assert (code, stdout, stderr) == (128 + signal.SIGINT, "", "stopped; rows that were written stay\n")
+    ended = run_job(*arguments, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert ended == (128 + signal.SIGINT, "", "stopped; rows that were written stay\n")
 
 
 def test_a_second_signal_while_a_stream_sums_up_does_not_lose_its_summary(tmp_path, pubsub_emulator, bright_model, bright_png):
