@@ -1,22 +1,25 @@
-"""Another engine stands behind `LoadedModel` with one class and one function, both here; all else is as with TensorFlow."""
+"""A toy engine, of one class and one function, through the whole transform; and the transform, tested with it."""
+
+import functools
 
 import apache_beam as beam
-import cv2
 import numpy as np
 import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from apache_beam.testing.util import assert_that
+from apache_beam.testing.util import assert_that, equal_to
+from apache_beam.transforms.window import FixedWindows, TimestampedValue
 
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig, load_config
 from pipeline.detect.batcher import Batcher
-from pipeline.detect.detect_objects import DetectObjects, detect_images
+from pipeline.detect.detect_objects import DetectObjects, DetectorHandler, StartDetecting, detect_images
 from pipeline.detect.engine import ModelFailed, OutOfMemory
-from pipeline.detect.load_detector import load_detector
+from pipeline.detect.load_detector import load_detector, shared_detector
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.errors import ConfigError, ModelError
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, detection_row
 from tests.fixtures import REPO
+from tests.tiny_models import png
 
 HW = (48, 64)
 UNLUCKY = 13  # the grey of images on which the toy fails
@@ -44,41 +47,78 @@ class NumPyEngine:
         self.closed = True
 
 
-def load_toy(_detect: DetectConfig) -> LoadedModel:
-    metadata = DetectorMetadata("toy", HW, "stretch", ("rectangle",), box_units="pixels", threshold_inputs=False)
-    return LoadedModel(metadata, "7", Batcher(NumPyEngine(), HW))
+METADATA = DetectorMetadata("toy", HW, "stretch", ("rectangle",), box_units="pixels", threshold_inputs=False)
+
+
+def load_toy(_detect: DetectConfig, *requests) -> LoadedModel:
+    return LoadedModel(METADATA, "7", Batcher(NumPyEngine(), HW), requests)
 
 
 def image(name, grey=0, box=None):
     pixels = np.full((*HW, 3), grey, np.uint8)
     if box:
         pixels[box[1] : box[3], box[0] : box[2]] = 255
-    return EncodedImage(ImageRef(name), cv2.imencode(".png", pixels)[1].tobytes())
+    return png(name, pixels)
 
 
 def test_a_toy_engine_detects_through_the_whole_transform():
     images = [image("found", box=BOX), image("empty"), image("unlucky", grey=UNLUCKY), EncodedImage(ImageRef("text"), b"text")]
 
-    def rows_are(rows):
-        by_uri = {row["image"]["uri"]: row for row in rows}
-        assert set(by_uri) == {"found", "empty"}
-        assert by_uri["found"]["model"] == {"name": "toy", "version": "7"}
-        assert by_uri["found"]["detections"] == [
-            {"box_xyxy": [*map(float, BOX)], "class_id": 0, "class_name": "rectangle", "confidence": 0.75}
-        ]
-        assert by_uri["empty"]["detections"] == []
+    rectangle = {"box_xyxy": [*map(float, BOX)], "class_id": 0, "class_name": "rectangle", "confidence": 0.75}
+    rows = [(uri, {"name": "toy", "version": "7"}, objects) for uri, objects in (("found", [rectangle]), ("empty", []))]
+
+    def row_of(result):
+        row = detection_row(result)
+        return row["image"]["uri"], row["model"], row["detections"]
 
     def letters_are(letters):
-        assert sorted((letter.ref.uri, letter.stage, letter.reason) for letter in letters) == [
-            ("text", "decode", "not_an_image"),
-            ("unlucky", "detect", "model_failed"),
-        ]
-        assert "the model fails on this image alone: 13 is unlucky" in {letter.message for letter in letters}
+        seen = {letter.ref.uri: (letter.stage, letter.reason, letter.message) for letter in letters}
+        assert seen.pop("unlucky") == ("detect", "model_failed", "the model fails on this image alone: 13 is unlucky")
+        assert seen.pop("text")[:2] == ("decode", "not_an_image") and not seen
 
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         found = pipeline | beam.Create(images) | DetectObjects(load_toy)
-        assert_that(found.detected | beam.Map(detection_row), rows_are, "Rows")
+        assert_that(found.detected | beam.Map(row_of), equal_to(rows), "Rows")
         assert_that(found.dead, letters_are, "Letters")
+
+
+def test_each_result_has_the_window_and_the_time_of_its_image():
+    def seen(letter, window=beam.DoFn.WindowParam, time=beam.DoFn.TimestampParam):
+        return letter.ref.uri, float(time), float(window.start)
+
+    with beam.Pipeline() as pipeline:
+        images = (
+            pipeline
+            | beam.Create(range(40))
+            | beam.Map(lambda n: TimestampedValue(EncodedImage(ImageRef(str(n)), b"no image"), n))
+            | beam.WindowInto(FixedWindows(10))
+        )
+        dead = (images | DetectObjects(load_toy)).dead | beam.Map(seen)
+        assert_that(dead, equal_to([(str(n), float(n), n // 10 * 10.0) for n in range(40)]))
+
+
+class LargeBatches(NumPyEngine):
+    batch_sizes = (1, 32)
+
+
+@pytest.mark.parametrize(
+    ("kilobytes", "chunks"),
+    [
+        pytest.param(1, [32] * 4 + [22], id="small images: by their number"),
+        pytest.param(4_000, [16] * 9 + [6], id="large images: by the bytes that the detector may hold"),
+        pytest.param(70_000, [1] * 3, id="one image always passes"),
+    ],
+)
+def test_a_chunk_that_is_started_at_once_is_bounded_by_images_and_by_bytes(kilobytes, chunks):
+    def load(_detect):
+        return LoadedModel(METADATA, "1", Batcher(LargeBatches(), HW))
+
+    content = b"x" * (kilobytes * 1000)
+    starting = StartDetecting(DetectorHandler(functools.partial(shared_detector, load, DetectConfig())))
+    with beam.Pipeline() as pipeline:
+        images = pipeline | beam.Create([sum(chunks)]) | beam.FlatMap(lambda n: [EncodedImage(ImageRef("a"), content)] * n)
+        sizes = images | beam.ParDo(starting) | beam.Map(lambda chunk: len(chunk.images))
+        assert_that(sizes, equal_to(chunks))
 
 
 def test_a_detector_closes_its_engine():
@@ -89,32 +129,19 @@ def test_a_detector_closes_its_engine():
     assert detector.model.engine.engine.closed
 
 
-def warmed_by(*requests):
-    def load(detect):
-        toy = load_toy(detect)
-        return LoadedModel(toy.metadata, toy.version, toy.engine, requests)
-
-    return load
-
-
 @pytest.mark.parametrize(
-    ("load", "settings", "message"),
+    ("requests", "settings", "message"),
     [
-        pytest.param(warmed_by(image("a", grey=UNLUCKY).content), {}, "13 is unlucky", id="an image it fails on"),
-        pytest.param(warmed_by(np.full((2, *HW, 3), UNLUCKY, np.uint8)), {}, "13 is unlucky", id="an array it fails on"),
-        pytest.param(load_toy, {"classes": ("circle",)}, "model toy has no class 'circle'", id="a class it lacks"),
+        pytest.param([image("a", grey=UNLUCKY).content], {}, "13 is unlucky", id="an image it fails on"),
+        pytest.param([np.full((2, *HW, 3), UNLUCKY, np.uint8)], {}, "13 is unlucky", id="an array it fails on"),
+        pytest.param([], {"classes": ("circle",)}, "model toy has no class 'circle'", id="a class it lacks"),
     ],
 )
-def test_a_model_that_is_refused_is_closed(load, settings, message):
-    loaded = []
-
-    def load_and_keep(detect):
-        loaded.append(load(detect))
-        return loaded[0]
-
+def test_a_model_that_is_refused_is_closed(requests, settings, message):
+    toy = load_toy(DetectConfig(), *requests)
     with pytest.raises(ModelError, match=message):
-        load_detector(load_and_keep, DetectConfig(**settings))
-    assert loaded[0].engine.engine.closed
+        load_detector(lambda _: toy, DetectConfig(**settings))
+    assert toy.engine.engine.closed
 
 
 class FullEngine(NumPyEngine):
@@ -124,8 +151,7 @@ class FullEngine(NumPyEngine):
 
 def test_an_engine_without_memory_for_one_image_fails_whoever_waits():
     """The bundle fails, and its runner tries again: the image is not to blame."""
-    toy = load_toy(DetectConfig())
-    detector = load_detector(lambda _: LoadedModel(toy.metadata, toy.version, Batcher(FullEngine(), HW)), DetectConfig())
+    detector = load_detector(lambda _: LoadedModel(METADATA, "7", Batcher(FullEngine(), HW)), DetectConfig())
     with pytest.raises(OutOfMemory):
         detector.detect([image("a")])
     assert isinstance(detector.detect([EncodedImage(ImageRef("b"), b"")])[0], DeadLetter)

@@ -1,11 +1,15 @@
 """Models of others, mostly without config: their boxes are those of the tools' own steps, in NumPy."""
 
+import dataclasses
+
 import cv2
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from models.export import export_detector
 from models.geometry import iou_matrix
+from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.families import family_of
 from pipeline.detect.tensorflow_engine import described_signature
@@ -262,3 +266,47 @@ def test_boxes_are_those_of_the_tools_own_steps(tmp_path, save_as, config, fit, 
         assert (np.diff(found.confidences) <= 0).all()
         counts.append(len(boxes))
     assert min(counts) > 1 and (len({*counts}) > 1 or {*counts} == {300})  # else nothing would have been compared
+
+
+def save_exported(folder, predict):
+    export_detector(predict, DetectorMetadata("toy", HW, "stretch", NAMES), str(folder))
+    return str(folder)
+
+
+def save_apart(folder, predict):
+    return save(folder, lambda images: dict(zip(("boxes", "scores"), predict(images), strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("save_as", "config"),
+    [
+        pytest.param(save_exported, {}, id="suppressed in the graph, exported by this project"),
+        pytest.param(save_apart, {**NAMED, "nms": "pipeline"}, id="suppressed in the pipeline"),
+    ],
+)
+def test_several_labels_of_a_box_are_those_of_darknets_suppression(tmp_path, save_as, config):
+    """`do_nms_sort`, written out: class by class; a box that overlaps a better one loses this class only."""
+    draw = np.random.default_rng(5)
+    centre, half = draw.choice([16.0, 48.0], (40, 2)) + draw.normal(0, 3, (40, 2)), draw.uniform(4, 10, (40, 2))
+    boxes, scores = np.concatenate([centre - half, centre + half], 1), draw.uniform(0, 0.9, (40, 3))
+
+    def predict(images):
+        nothing = 0.0 * tf.reduce_mean(tf.cast(images, tf.float32), [1, 2, 3])[:, None, None]
+        return tf.constant(boxes / [*HW[::-1], *HW[::-1]], tf.float32) + nothing, tf.constant(scores, tf.float32) + nothing
+
+    expected = []
+    for class_id, of_class in enumerate(scores.T.copy()):
+        order = np.argsort(-of_class)
+        for place, n in enumerate(order):
+            if of_class[n] > SCORE:
+                expected.append((class_id, of_class[n], boxes[n]))
+                rivals = order[place + 1 :]
+                of_class[rivals[iou_matrix(boxes[[n]], boxes[rivals])[0] > IOU]] = 0.0
+    classes, confidences, kept = zip(*sorted(expected, key=lambda one: -one[1]), strict=True)
+    settings = dataclasses.replace(SETTINGS, labels_per_box="several")
+    image = png("a.png", np.full((*HW, 3), 90, np.uint8))
+    found = detected(save_as(tmp_path / "model", predict), [image], settings, **config)[0][0].detections
+    assert found.class_ids.tolist() == [*classes]
+    np.testing.assert_allclose(found.confidences, confidences, atol=1e-6)
+    np.testing.assert_allclose(found.boxes_xyxy, kept, atol=1e-4)
+    assert len({tuple(box) for box in kept}) < len(kept)

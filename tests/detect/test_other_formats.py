@@ -15,7 +15,6 @@ from pipeline.detect.load_model import name_and_version
 from pipeline.detect.other_formats import what_it_is
 from pipeline.detect.versions import locate
 from pipeline.errors import ModelError
-from tests.models.darknet_cases import HEAD, STEM, random_values, write_weights
 from tests.yolo_exports import keras_yolo
 
 COMMANDS = {
@@ -84,10 +83,6 @@ def test_the_path_of_the_file_means_its_folder_in_the_current_one(bright_model, 
     assert locate("saved_model.pb") == (f"{bright_model}/3", "3")
 
 
-def keras_model(path):
-    keras_yolo().save(path)
-
-
 def frozen_graph(path):
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
@@ -101,17 +96,10 @@ def frozen_graph(path):
     path.write_bytes(convert_variables_to_constants_v2(made).graph.as_graph_def().SerializeToString())
 
 
-def darknet_model(path):
-    write_weights(path, random_values(STEM + HEAD))
-    path.with_suffix(".cfg").write_text(STEM + HEAD)
-    path.with_suffix(".names").write_text("cat\ndog\npotted plant\n")
-
-
 @pytest.mark.parametrize(
     ("name", "make"),
     [
-        pytest.param("m o.weights", darknet_model, id="Darknet", marks=pytest.mark.matrix),
-        pytest.param("m o.keras", keras_model, id="Keras"),
+        pytest.param("m o.keras", lambda path: keras_yolo().save(path), id="Keras"),
         pytest.param("m o.pb", frozen_graph, id="frozen", marks=pytest.mark.matrix),
     ],
 )

@@ -13,22 +13,23 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from models.metadata import read_metadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.versions import locate
 from pipeline.errors import ModelError
-from pipeline.records import DeadLetter, EncodedImage, ImageRef, detection_row
+from pipeline.records import DeadLetter
 from tests.conftest import REPO
+from tests.detect.sample_rows import SAMPLES, check_equal, rows
 from tests.emulators import free_ports
 from tests.processes import running, wait_until
-from tests.tiny_models import detected, png
+from tests.tiny_models import png
 
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
 
 from tests.model_server import KServeServer, Refused, TensorFlowServer, serving  # noqa: E402  after the checks
 
-SCENES = sorted((REPO / "models" / "digits" / "samples").glob("*.jpg"))
 INPUTS = {"images": ("FP32", (-1, 3, 8, 12))}
 OUTPUTS = {"boxes": ("FP32", (-1, -1, 4)), "scores": ("FP32", (-1, -1))}
 POISON = 13
@@ -79,22 +80,6 @@ def found_by(detector, greys=GREYS):
 both = pytest.mark.parametrize("kind", [KServeServer, TensorFlowServer], ids=lambda kind: kind.engine)
 
 
-def bundled(path="digits", engine="tensorflow", settings=None, **model):
-    """What a model finds in the samples of the bundled detector, as rows; its metadata."""
-    images = [EncodedImage(ImageRef(file.name), file.read_bytes()) for file in SCENES]
-    results, detector = detected(path, images, DetectConfig(engine=engine, **(settings or {})), **model)
-    return [detection_row(found) for found in results], detector.model.metadata
-
-
-def check_equal(rows, expected, more_than):
-    assert sum(len(row["detections"]) for row in rows) > more_than
-    for row, other in zip(rows, expected, strict=True):
-        assert [one["class_id"] for one in row["detections"]] == [one["class_id"] for one in other["detections"]]
-        for field in ("box_xyxy", "confidence"):
-            found, wanted = ([one[field] for one in each["detections"]] for each in (row, other))
-            np.testing.assert_allclose(found, wanted, atol=0.02)
-
-
 @contextlib.contextmanager
 def served_here():
     """The bundled detector's candidates on a small server of the protocol; yields the port and the version that rows name."""
@@ -124,13 +109,14 @@ def served_by_triton():
 @pytest.mark.parametrize("served", [served_here, served_by_triton])
 def test_the_bundled_detector_gives_the_rows_of_tensorflow(served):
     """The server answers all candidates; the pipeline suppresses them."""
-    expected, metadata = bundled()
+    expected, described = rows("digits"), read_metadata(locate("digits", None)[0])
     fields = ("input_hw", "resize", "class_names", "letterbox_value", "box_format", "box_units")
-    described = {field: getattr(metadata, field) for field in fields}
+    model = {field: getattr(described, field) for field in fields}
     with served() as (port, version):
-        rows, _ = bundled(f"grpc://localhost:{port}/toy", "triton", nms="pipeline", server_wait_s=300.0, **described)
-    assert {(row["model"]["name"], row["model"]["version"]) for row in rows} == {("toy", version)}
-    check_equal(rows, expected, 50)
+        model |= {"nms": "pipeline", "server_wait_s": 300.0}
+        found = rows(f"grpc://localhost:{port}/toy", model=model, engine="triton")
+    assert {(row["model"]["name"], row["model"]["version"]) for row in found} == {("toy", version)}
+    check_equal(found, expected, 50)
 
 
 @pytest.mark.slow
@@ -145,16 +131,17 @@ def test_tensorflow_serving_gives_the_rows_of_the_same_saved_model():
         found = predict(**{name: tf.constant(value) for name, value in arrays.items()})
         return {name: array.numpy() for name, array in found.items()}
 
-    expected, metadata = bundled(settings=settings)
-    described = {field: getattr(metadata, field) for field in ("resize", "class_names", "box_format", "box_units")}
+    expected, described = rows("digits", **settings), read_metadata(folder)
+    fields = ("name", "resize", "class_names", "box_format", "box_units")
+    model = {field: getattr(described, field) for field in fields}
     server = TensorFlowServer(run, {}, {}, versions=(version,))
     saved = saved_model_pb2.SavedModel.FromString(Path(folder, "saved_model.pb").read_bytes())
     server.signatures = dict(saved.meta_graphs[0].signature_def)
     with serving(server):
-        path = f"grpc://localhost:{server.port}/toy"
-        rows, _ = bundled(path, "tf-serving", settings, name=metadata.name, signature=SIGNATURE, **described)
-    assert [row["model"] for row in rows] == [other["model"] for other in expected]
-    check_equal(rows, expected, 30)
+        model |= {"signature": SIGNATURE}
+        found = rows(f"grpc://localhost:{server.port}/toy", model=model, engine="tf-serving", **settings)
+    assert [row["model"] for row in found] == [other["model"] for other in expected]
+    check_equal(found, expected, 30)
 
 
 def test_a_signature_that_tensorflow_serving_does_not_have_is_one_line():
@@ -336,7 +323,7 @@ def test_tls(kind, tmp_path):
 @pytest.mark.slow
 def test_a_job_that_waits_for_a_server_is_stopped_by_sigterm(tmp_path):
     """Nothing listens at port 1."""
-    command = [sys.executable, "-m", "pipeline.run", "--input", str(SCENES[0]), "--output", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "pipeline.run", "--input", str(SAMPLES[0]), "--output", str(tmp_path / "out")]
     command += ["--engine", "triton", "--model", "grpc://localhost:1/toy"]
     log = tmp_path / "log"
     with log.open("wb") as printed, running(command, cwd=REPO, stdout=printed, stderr=printed) as job:
