@@ -35,6 +35,7 @@ from tests.tiny_models import png
 
 CPU = DetectConfig(batch_sizes=(1, 2, 4), concurrent_batches=2, score_threshold=0.0)
 FAST = dataclasses.replace(CPU, engine=TOY)
+WAIT_S = 500.0  # no test depends on it: one that waits so long has hung
 FAILS = {"requests": ["no image"]}  # what makes a version fail its checks
 
 

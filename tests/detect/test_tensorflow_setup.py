@@ -18,24 +18,6 @@ from tests.conftest import REPO
 from tests.forked_jobs import run_forked
 
 
-@pytest.fixture
-def told(tmp_path, monkeypatch):
-    """What TensorFlow is told in a process without any cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-
-    def run(model: str, **detect: object) -> dict[str, object]:
-        printed, errors = tmp_path / "printed", tmp_path / "errors"
-        code = run_forked([model, json.dumps(detect)], printed, module="tests.detect.absent_gpus", errors=errors)
-        assert code == 0, errors.read_text()
-        return json.loads(printed.read_text())
-
-    return run
-
-
-THREADS = {"intra_op_threads": 7, "concurrent_batches": 5}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["bright", pytest.param("digits", marks=pytest.mark.matrix)])
 @pytest.mark.parametrize(
@@ -48,10 +30,16 @@ THREADS = {"intra_op_threads": 7, "concurrent_batches": 5}
         pytest.param({"device": "auto"}, {"visible": [0], "grows": True, "taken": ["0-0"]}, id="any, which is taken once"),
     ],
 )
-def test_a_model_that_nobody_prepared_runs_as_asked(told, bright_model, model, settings, of_gpus):
-    """On a GPU TensorFlow chooses how many operations run at once."""
-    expected = {**of_gpus, "threads": [7, 0 if of_gpus["visible"] else 5]}
-    assert told(bright_model if model == "bright" else model, **settings, **THREADS) == expected
+def test_a_model_that_nobody_prepared_runs_as_asked(tmp_path, monkeypatch, bright_model, model, settings, of_gpus):
+    """In a process without any cache. On a GPU TensorFlow chooses how many operations run at once."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    settings = {**settings, "intra_op_threads": 7, "concurrent_batches": 5}
+    arguments = [bright_model if model == "bright" else model, json.dumps(settings)]
+    printed, errors = tmp_path / "printed", tmp_path / "errors"
+    code = run_forked(arguments, printed, module="tests.detect.absent_gpus", errors=errors)
+    assert code == 0, errors.read_text()
+    assert json.loads(printed.read_text()) == {**of_gpus, "threads": [7, 0 if of_gpus["visible"] else 5]}
 
 
 TAKE = """
