@@ -14,7 +14,6 @@ from PIL import Image
 from pipeline import pictures
 from pipeline.feed.decode import decode_image
 from pipeline.read import again
-from pipeline.results.layout import MADE_BY
 from tests.fixtures import REPO
 from tests.models.test_evaluate import found, row, write_lines
 from tests.processes import running, wait_until
@@ -113,14 +112,12 @@ def test_a_rotated_image_is_cut_as_it_was_detected_upright(tmp_path):
 @pytest.mark.parametrize(
     ("box", "margin", "region"),
     [
-        pytest.param((20, 10, 60, 50), 0, (20, 10, 60, 50), id="inside"),
         pytest.param((20, 10, 60, 50), 0.1, (16, 6, 64, 54), id="margin"),
         pytest.param((20.4, 10.6, 59.2, 49.9), 0, (20, 10, 60, 50), id="touched pixels count"),
         pytest.param((-30, -5, 20, 30), 0, (0, 0, 20, 30), id="beyond the upper left"),
         pytest.param((100, 60, 1e300, 1e300), 0.1, (98, 58, 120, 80), id="beyond the lower right"),
         pytest.param((119.5, 0, 130, 80), 0, (119, 0, 120, 80), id="the last column"),
         pytest.param((20, 10, 20, 50), 0.5, None, id="no width"),
-        pytest.param((60, 50, 20, 10), 0.5, None, id="corners exchanged"),
         pytest.param((120, 0, 140, 50), 0.5, None, id="right of the image"),
         pytest.param((0, -40, 50, 0), 0, None, id="above the image"),
     ],
@@ -216,71 +213,64 @@ HOSTILE = ["..", "../../up", "/etc/x", "a\0b", "\x1b[2J", "", ".hidden", "-rf", 
 @pytest.mark.parametrize("name", HOSTILE, ids=ascii)
 def test_no_name_of_a_class_or_an_image_leads_out_of_the_folder(tmp_path, name):
     """Nor is it hidden, a flag, or longer than a disk takes."""
-    write_photo(tmp_path / "member.jpg")
-    write(tmp_path / "in.zip", {"a.jpg": (tmp_path / "member.jpg").read_bytes()})
-    rows = rows_of(tmp_path, photo_row(f"{tmp_path}/in.zip#a.jpg", *(found(each, class_id=7) for each in (name, name))))
+    write_photo(tmp_path / "a.jpg")
+    rows = rows_of(tmp_path, photo_row(tmp_path / "a.jpg", found(name, class_id=7)))
     assert made(rows, "--crops", tmp_path / "to/cut") == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"member.jpg", "in.zip", "rows.jsonl", "to"}
-    folder, file = zip(*(each.split("/") for each in files_of(tmp_path / "to/cut")), strict=True)
-    assert len(set(folder)) == 1 and file == ("in.zip#a-1-0.90.jpg", "in.zip#a-2-0.90.jpg")
+    assert {path.name for path in tmp_path.iterdir()} == {"a.jpg", "rows.jsonl", "to"}
+    ((folder, file),) = (each.split("/") for each in files_of(tmp_path / "to/cut"))
+    assert file == "a-1-0.90.jpg"
     plain = pictures.picture_names([f"folder/{name}", f"{name}/x.jpg", f"a.zip#{name}", name])
-    for each in (*folder, *plain.values()):
+    for each in (folder, *plain.values()):
         assert each.isprintable() and "/" not in each and each[0] not in ".-" and len(each.encode()) < 236
     assert len({*plain.values()}) == len(plain)
 
 
 def test_only_pictures_of_this_command_are_replaced_and_not_the_photos(photo, capsys):
     folder, _, rows = photo
-    (folder / "cut/cat").mkdir(parents=True)
-    (folder / "drawn").mkdir()
-    (folder / "cut/cat/a-1-0.90.jpg").write_bytes(b"mine")
-    command = (rows, "--crops", folder / "cut", "--annotate", folder / "drawn")
-    assert made(*command) == 1
-    assert "0 crops in " in (said := capsys.readouterr().out) and "1 not written, as files of other programs" in said
-    assert (folder / "cut/cat/a-1-0.90.jpg").read_bytes() == b"mine"
-    ours = (folder / "drawn/a.jpg").read_bytes()
-    assert MADE_BY in ours[:4096]
-    (folder / "drawn/a.jpg").write_bytes(ours[:4096])
-    (folder / "cut/cat/a-1-0.90.jpg").unlink()
-    assert made(*command) == 0
-    assert (folder / "drawn/a.jpg").read_bytes() == ours
     before = (folder / "in/a.jpg").read_bytes()
     assert made(rows, "--annotate", folder / "in") == 1
+    assert "0 annotated in " in (said := capsys.readouterr().out) and "1 not written, as files of other programs" in said
     assert (folder / "in/a.jpg").read_bytes() == before and files_of(folder / "in") == ["a.jpg"]
+    command = (rows, "--annotate", folder / "drawn")
+    assert made(*command) == 0
+    ours = (folder / "drawn/a.jpg").read_bytes()
+    (folder / "drawn/a.jpg").write_bytes(ours[:4096])
+    assert made(*command) == 0
+    assert (folder / "drawn/a.jpg").read_bytes() == ours
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("path", "flags", "said"),
     [
-        pytest.param([], "nothing to write: give --annotate FOLDER, --crops FOLDER, or both", id="nothing to write"),
-        pytest.param(["--crops", "gs://bucket/cut"], "gs://bucket/cut is not a local folder", id="no local folder"),
-        pytest.param(["--crops", "cut", "--class", "cta"], "no object has the class 'cta'; classes are cat", id="class"),
-        pytest.param(["--crops", "rows.jsonl/cut"], "expected a folder that can be written, but: ", id="below a file"),
+        pytest.param(
+            "rows.jsonl", [], "nothing to write: give --annotate FOLDER, --crops FOLDER, or both", id="nothing to write"
+        ),
+        pytest.param("rows.jsonl", ["--crops", "gs://bucket/cut"], "gs://bucket/cut is not a local folder", id="no local folder"),
+        pytest.param(
+            "rows.jsonl", ["--crops", "cut", "--class", "cta"], "no object has the class 'cta'; classes are cat", id="class"
+        ),
+        pytest.param(
+            "rows.jsonl", ["--crops", "rows.jsonl/cut"], "expected a folder that can be written, but: ", id="below a file"
+        ),
+        pytest.param("coco.json", ["--crops", "cut"], "COCO results need images.json", id="rows without names of images"),
+        pytest.param("doubled.jsonl", ["--crops", "cut"], "has several rows", id="several rows of an image"),
     ],
 )
-def test_a_wrong_command_is_one_line(photo, monkeypatch, capsys, flags, said):
-    monkeypatch.chdir(photo[0])
-    assert made("rows.jsonl", *flags) == 2
+def test_a_wrong_command_is_one_line(photo, monkeypatch, capsys, path, flags, said):
+    folder, _, rows = photo
+    monkeypatch.chdir(folder)
+    (folder / "coco.json").write_text(json.dumps([{"image_id": 1, "category_id": 1, "bbox": [0, 0, 9, 9], "score": 0.5}]))
+    (folder / "doubled.jsonl").write_text(rows.read_text() * 2)
+    assert made(path, *flags) == 2
     err = capsys.readouterr().err
     assert said in err and err.startswith("error: ") and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("number", ["-1", "nan", "inf", "some"])
+@pytest.mark.parametrize("number", ["-1", "nan", "some"])
 def test_a_wrong_number_is_refused(photo, capsys, number):
     with pytest.raises(SystemExit, match="2"):
         made(photo[2], "--crops", "cut", "--margin", number)
     assert "--margin: invalid number from 0 on value" in capsys.readouterr().err
-
-
-def test_rows_without_names_of_images_and_doubled_rows_are_refused(photo, capsys):
-    folder, _, rows = photo
-    coco = folder / "coco.json"
-    coco.write_text(json.dumps([{"image_id": 1, "category_id": 1, "bbox": [0, 0, 9, 9], "score": 0.5}]))
-    assert made(coco, "--crops", folder / "cut") == 2
-    assert "COCO results need images.json" in capsys.readouterr().err
-    rows.write_text(rows.read_text() * 2)
-    assert made(rows, "--crops", folder / "cut") == 2
-    assert "has several rows" in capsys.readouterr().err
 
 
 def test_few_images_are_in_hand_at_a_time(tmp_path, monkeypatch):
