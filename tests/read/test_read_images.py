@@ -1,4 +1,4 @@
-"""Reading: every image that an input names is read once, or is a dead letter, or a double."""
+"""Reading: every image that an input names is read once, or is a dead letter, a double, or done before, by URI and generation."""
 
 import json
 import os
@@ -7,10 +7,19 @@ import apache_beam as beam
 import pytest
 
 from pipeline.config import ReadConfig
+from pipeline.read import done_rows
+from pipeline.read.done_rows import DoneRows
 from pipeline.read.read_images import ReadImages
+from pipeline.read.videos import images_of_video
+from pipeline.records import ImageRef
+from pipeline.results.completion import RowVersion, row_key
 from pipeline.stats.job_stats import merge_stats
+from pipeline.storage.files import write_file
+from pipeline.storage.stores import generation_of
 from tests.memory import less_memory_than
 from tests.read.running import run
+from tests.read.test_videos import write_video
+from tests.shard_rows import VERSION, detected, failed, write_rows
 from tests.tfrecord_files import example, write
 
 NAMES = ["a.jpg", "b.jpg", "in/a.jpg", "in/deep/a.jpg"]
@@ -72,3 +81,108 @@ def test_a_folder_may_hold_images_and_tfrecord_files(tree):
     assert got["dead"] == []
     counted = merge_stats(got["counted"], 0)
     assert (counted.read, counted.skipped) == (4, 0)
+
+
+@pytest.fixture(params=["local", pytest.param("gs", marks=pytest.mark.matrix)])
+def places(request, tmp_path):
+    """Folder of the images, and of the results: local, or on Cloud Storage."""
+    top = f"{tmp_path}" if request.param == "local" else f"gs://{request.getfixturevalue('gcs_bucket').name}"
+    return f"{top}/in/", f"{top}/out"
+
+
+def put(uri, content=b"x"):
+    write_file(uri, content)
+    return uri
+
+
+def read(inputs, output, version=VERSION, failed_too=True, prefixes=("",)):
+    """What is read of an input: (names, images read, skipped, of these done before)."""
+    done = DoneRows(output, version, failed_too, prefixes, os.urandom(4).hex())
+    got = run(lambda pipeline: (pipeline | ReadImages(inputs, exclude=output, done=done))._asdict())
+    counted = merge_stats(got["counted"], 0)
+    assert counted.read == len(got["images"]) + len(got["dead"]) + counted.skipped
+    names = [image.ref.uri.rpartition("/")[2] for image in got["images"]]
+    return sorted(names), counted.read, counted.skipped, counted.done
+
+
+@pytest.mark.slow
+def test_rows_and_permanent_dead_letters_count_as_done_and_transient_ones_do_not(places):
+    folder, output = places
+    uris = [put(f"{folder}{name}.jpg") for name in ("dead", "done", "new", "other", "passing")]
+    images = [ImageRef(uri, generation_of(uri)) for uri in uris]
+    dead, done, _, other, passing = ((image.uri, image.generation) for image in images)
+    assert read([folder], output) == (["dead.jpg", "done.jpg", "new.jpg", "other.jpg", "passing.jpg"], 5, 0, 0)
+    write_rows(output, [detected(*done)], [failed(*dead), failed(*passing, stage="read", reason="unreadable")])
+    write_rows(output, [detected(*other, version=VERSION._replace(model="other"))])
+    assert read([folder], output) == (["new.jpg", "other.jpg", "passing.jpg"], 5, 2, 2)
+    assert read([folder], output, failed_too=False, prefixes=(folder,))[0] == ["dead.jpg", "new.jpg", "other.jpg", "passing.jpg"]
+
+    def count(**other):
+        return DoneRows(output, VERSION._replace(**other), run=os.urandom(4).hex()).among(images).sum()
+
+    limits = [RowVersion.of({"detect": {"max_megapixels": most}}, ("m", "1")).limits for most in (50, 100)]
+    assert limits[0] != limits[1]
+    assert (count(), count(version="8"), count(settings="cccccccc")) == (2, 0, 0)
+    assert count(limits=limits[0]) == 1, "a dead letter counts only for the limits that it was refused by"
+
+
+@pytest.mark.slow
+def test_an_image_that_is_too_large_is_refused_once(places):
+    """Its dead letter says which generation that was, though nobody read it; one that is small enough is read."""
+    folder, output = places
+    put(f"{folder}a.jpg", bytes(2000))
+    got = run(lambda pipeline: (pipeline | ReadImages([folder], ReadConfig(max_file_mb=0.001)))._asdict())
+    (letter,) = got["dead"]
+    assert (letter.reason, letter.ref.generation) == ("too_large_file", generation_of(letter.ref.uri))
+    write_rows(output, [], [letter])
+    assert read([folder], output) == ([], 1, 1, 1)
+    put(f"{folder}a.jpg")
+    assert read([folder], output) == (["a.jpg"], 1, 0, 0)
+
+
+@pytest.mark.slow
+def test_storage_is_asked_for_the_generation_of_what_a_manifest_names_unless_nothing_is_done(places, tmp_path, monkeypatch):
+    folder, output = places
+    done, overwritten, new = (put(f"{folder}{name}.jpg") for name in ("done", "overwritten", "new"))
+    gone, manifest, asked = f"{folder}gone.jpg", tmp_path / "m.txt", []
+    manifest.write_text("\n".join([done, overwritten, new, done, gone]))
+    monkeypatch.setattr(done_rows, "generation_of", lambda uri: asked.append(uri) or generation_of(uri))
+    assert read([str(manifest)], output)[3] == 0 and asked == []
+    write_rows(output, [detected(done, generation_of(done)), detected(overwritten, "1"), detected(gone)])
+    assert read([str(manifest)], output) == (["new.jpg", "overwritten.jpg"], 5, 2, 1)
+    assert sorted(asked) == sorted([done, overwritten, new, gone])
+
+
+@pytest.mark.slow
+def test_images_in_tfrecord_files_are_left_out_by_their_content(tmp_path):
+    write(f"{tmp_path}/a.tfrecord", *(example(image_encoded=name, image_source_id=name) for name in (b"one", b"two")))
+    inputs, output = [f"{tmp_path}/a.tfrecord"], f"{tmp_path}/out"
+    everything = run(lambda pipeline: (pipeline | ReadImages(inputs))._asdict())["images"]
+    (one,) = [image.ref for image in everything if image.ref.uri == "one"]
+    write_rows(output, [detected("one", one.generation), detected("two", "of other content")])
+    assert read(inputs, output) == (["two"], 2, 1, 1)
+
+
+def test_a_video_that_is_damaged_behind_some_frames_is_not_done_with_its_dead_letter(tmp_path):
+    """They may have no rows: the job was killed between two shards, or `fps` was less."""
+    path, output = write_video(tmp_path / "in" / "a.mkv"), f"{tmp_path}/out"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    frame, letter = images_of_video(ImageRef(str(path)), 1.0, 1.0)
+    write_rows(output, [], [letter])
+    assert letter.reason == "broken_file" and read([str(path)], output) == (["a.mkv#t=0.000"], 2, 0, 0)
+    write_rows(output, [detected(frame.ref.uri, frame.ref.generation)])
+    assert read([str(path)], output)[0] == []
+    path.write_bytes(b"nothing of a video")
+    (letter,) = images_of_video(ImageRef(str(path)), 1.0, 1.0)
+    write_rows(output, [], [letter])
+    assert read([str(path)], output) == ([], 1, 1, 1)
+
+
+def test_shards_that_cannot_hold_wanted_rows_are_not_read(tmp_path):
+    """Of a year of days only the shards whose statistics fit are opened beyond their footers."""
+    for day in range(1, 31):
+        write_rows(str(tmp_path), [detected(f"gs://b/2026/11/{day:02d}/{n}.jpg") for n in range(3)])
+    keys = DoneRows(str(tmp_path), VERSION, True, ("gs://b/2026/11/07/",), "a").keys
+    assert keys.tolist() == sorted(row_key(f"gs://b/2026/11/07/{n}.jpg", "1", *VERSION[:3]) for n in range(3))
+    assert len(DoneRows(str(tmp_path), VERSION, True, ("gs://b/2026/12/",), "b").keys) == 0
+    assert len(DoneRows(str(tmp_path), VERSION, True, ("",), "c").keys) == 90

@@ -174,6 +174,7 @@ def test_an_object_larger_than_it_was_listed_comes_whole(storage):
         (OSError(errno.ESTALE, "stale file handle"), True, "storage_unavailable"),
         (OSError(errno.EIO, "input/output error"), False, "unreadable"),
         (RuntimeError("a client that we do not know"), False, "unreadable"),
+        (PermissionError("closed"), False, "permission_denied"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )

@@ -2,7 +2,6 @@
 
 import gzip
 import http.server
-import json
 import re
 import threading
 import time
@@ -10,7 +9,6 @@ from typing import ClassVar
 
 import pytest
 
-from pipeline import run
 from pipeline.errors import InputError
 from pipeline.failures import ImageError
 from pipeline.read.fetch import fetch
@@ -18,8 +16,6 @@ from pipeline.read.list_images import check_inputs, list_images
 from pipeline.records import ImageRef
 from pipeline.storage import web
 from pipeline.storage.stores import generation_of
-from tests.conftest import write_bright_image
-from tests.launch.jobs import rows_of
 from tests.processes import wait_until
 
 CONTENT = bytes(range(256)) * 2000
@@ -215,24 +211,3 @@ def test_an_address_is_one_input_and_web_servers_list_nothing(server):
     ):
         with pytest.raises(InputError, match=said):
             check_inputs({wrong: [server + wrong]})
-
-
-def test_a_job_reads_a_manifest_of_addresses_and_later_only_what_has_changed(server, tmp_path, bright_model, capsys):
-    for name in ("a.png", "b.png"):
-        write_bright_image(tmp_path / name, (64, 48), (10, 12, 30, 36))
-        Server.images[f"/{name}"] = (tmp_path / name).read_bytes()
-    uris = [f"{server}/{name}" for name in ("a.png", "b.png", "absent.png")]
-    (tmp_path / "images.jsonl").write_text("".join(json.dumps({"uri": uri}) + "\n" for uri in uris))
-    arguments = ["--input", str(tmp_path / "images.jsonl"), "--output", str(tmp_path / "out"), "--model", bright_model]
-    arguments += ["--batch-sizes", "1", "--max-dead-share", "1"]
-    assert run.main(arguments) == 0
-    size = str(len(Server.images["/a.png"]))
-    images = [(row["image"]["uri"], row["image"]["generation"]) for row in rows_of(tmp_path / "out")]
-    assert sorted(images) == [(uris[0], size), (uris[1], size)]
-
-    Server.images["/b.png"] += b"\0"
-    Server.asked.clear()
-    assert run.main(arguments) == 0
-    assert len(rows_of(tmp_path / "out")) == 3
-    assert "GET /a.png" not in Server.asked and "GET /b.png" in Server.asked
-    capsys.readouterr()
