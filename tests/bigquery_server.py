@@ -37,13 +37,9 @@ WHEN NOT MATCHED THEN INSERT \((?P<names>[`\w, ]+)\) VALUES \((?P=names)\)
 
 
 class BigQueryServer:
-    """Tables and jobs in memory.
+    """Tables and their rows by `dataset.table`, and jobs by id, in memory.
 
-    Attributes:
-      tables: Resources of tables, by `dataset.table`.
-      rows: Their rows.
-      jobs: Resources of jobs, by id; a second job of an id is refused.
-      answer_instead: Called `before` and `after` each job is accepted; returns an answer's HTTP status, or None.
+    `answer_instead` is called `before` and `after` each job is accepted; it returns an answer's HTTP status, or None.
     """
 
     def __init__(self) -> None:
@@ -80,27 +76,19 @@ class BigQueryServer:
     def _table(self, method: str, dataset: str, table: str, body: bytes) -> tuple[int, JSON]:
         if dataset != "d":
             return _error(404, "notFound", f"Not found: Dataset p:{dataset}")
+        given = json.loads(body or b"{}")
+        name = f"{dataset}.{given['tableReference']['tableId'] if method == 'POST' else table}"
+        if (name in self.tables) is (method == "POST"):
+            return _error(409, "duplicate", "Already Exists") if method == "POST" else _error(404, "notFound", "Not found")
         if method == "POST":
-            return self._create(json.loads(body))
-        name = f"{dataset}.{table}"
-        if name not in self.tables:
-            return _error(404, "notFound", f"Not found: Table {name}")
-        if method == "DELETE":
-            del self.tables[name], self.rows[name]
-            return 200, {}
-        if method == "PATCH":
-            columns, new = (of["schema"]["fields"] for of in (self.tables[name], json.loads(body)))
+            self.tables[name], self.rows[name] = {**given, "location": "EU"}, []
+        elif method == "PATCH":
+            columns, new = self.tables[name]["schema"]["fields"], given["schema"]["fields"]
             assert new[: len(columns)] == columns and all(column["mode"] == "NULLABLE" for column in new[len(columns) :])
             self.tables[name]["schema"] = {"fields": new}
-        return 200, self.tables[name]
-
-    def _create(self, table: JSON) -> tuple[int, JSON]:
-        at = table["tableReference"]
-        name = f"{at['datasetId']}.{at['tableId']}"
-        if name in self.tables:
-            return _error(409, "duplicate", f"Already Exists: Table {name}")
-        self.tables[name] = {**table, "location": "EU"}
-        self.rows[name] = []
+        elif method == "DELETE":
+            del self.rows[name]
+            return 200, self.tables.pop(name)
         return 200, self.tables[name]
 
     def _upload(self, path: str, body: bytes, headers: Any) -> tuple[int, JSON]:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from pipeline.detect import load_detector
 from pipeline.stats.process import PROCESS
 from tests.bright_model import export_bright_model
 from tests.emulators import (  # noqa: F401  fixtures
@@ -23,6 +22,7 @@ from tests.emulators import (  # noqa: F401  fixtures
     _s3_process,
     _strict_gcs_process,
     azure_container,
+    forget_detectors,
     gcs_bucket,
     pubsub_emulator,
     s3_bucket,
@@ -78,9 +78,7 @@ def _is_any(item: pytest.Item, folders: set[str], files: set[str], fixtures: set
 def _no_model_outlives_its_module():
     """Models that a process shares take memory."""
     yield
-    for detector in load_detector._detectors.values():
-        detector.close()
-    load_detector._detectors.clear()
+    forget_detectors()
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +97,12 @@ def bright_model(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="session")
+def bright_letterbox_model(tmp_path_factory) -> str:
+    """The same, letterboxed."""
+    return export_bright_model(tmp_path_factory.mktemp("models") / "letterbox" / "3", resize="letterbox")
+
+
+@pytest.fixture(scope="session")
 def bright_png(tmp_path_factory) -> bytes:
     """An image in which the bright models find one object."""
     path = tmp_path_factory.mktemp("images") / "bright.png"
@@ -109,16 +113,9 @@ def bright_png(tmp_path_factory) -> bytes:
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory):
     """Tests fill a cache of their own with their models."""
-    folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
-
-
-@pytest.fixture(scope="session")
-def bright_letterbox_model(tmp_path_factory) -> str:
-    """The same, letterboxed."""
-    return export_bright_model(tmp_path_factory.mktemp("models") / "letterbox" / "3", resize="letterbox")
 
 
 @pytest.fixture(scope="session")

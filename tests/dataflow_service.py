@@ -20,22 +20,14 @@ _AFTER = {"JOB_STATE_DRAINING": "JOB_STATE_DRAINED", "JOB_STATE_CANCELLED": "JOB
 
 
 class DataflowService:
-    """Jobs in memory.
-
-    Attributes:
-      endpoint: For `--dataflow_endpoint`.
-      jobs: Jobs by id, as they came, with their states.
-      running: Is set when a launcher has asked for the state of a running job.
-      first_state: The state of a job that comes.
-      looks_while_draining: How often a job that drains is looked at before it is drained.
-    """
+    """Jobs by id, as they came, with their states; `running` is set when a launcher has asked for the state of a running job."""
 
     def __init__(self) -> None:
         self.endpoint = ""
         self.jobs: dict[str, dict[str, Any]] = {}
         self.running = threading.Event()
         self.first_state = "JOB_STATE_RUNNING"
-        self.looks_while_draining = 1
+        self._looks_while_draining = 1
 
     def answer(self, method: str, path: str, content: bytes, _headers: Any) -> tuple[int, Any]:
         """The status and body of the answer to a request."""
@@ -44,7 +36,10 @@ class DataflowService:
         if below:
             return 200, {}
         if method == "POST":
-            return 200, self._create(body)
+            job = {**body, "id": f"job-{len(self.jobs)}", "currentState": self.first_state}
+            if "replaceJobId" in body:
+                self.jobs[body["replaceJobId"]]["currentState"] = "JOB_STATE_UPDATED"
+            return 200, self.jobs.setdefault(job["id"], job)
         if job_id is None:
             return 200, {"jobs": list(self.jobs.values())}
         job = self.jobs[job_id]
@@ -52,18 +47,11 @@ class DataflowService:
             job["currentState"] = job["requestedState"] = JobState(body["requestedState"]).name  # clients send numbers
         elif "requestedState" not in job:
             self.running.set()
-        elif self.looks_while_draining:
-            self.looks_while_draining -= 1
+        elif self._looks_while_draining:
+            self._looks_while_draining -= 1
         else:
             job["currentState"] = _AFTER[job["requestedState"]]
         return 200, job
-
-    def _create(self, body: dict[str, Any]) -> dict[str, Any]:
-        job = {**body, "id": f"job-{len(self.jobs)}", "currentState": self.first_state}
-        if "replaceJobId" in body:
-            self.jobs[body["replaceJobId"]]["currentState"] = "JOB_STATE_UPDATED"
-        self.jobs[job["id"]] = job
-        return job
 
 
 @contextlib.contextmanager

@@ -43,12 +43,7 @@ class EmulatorMissing(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class PubSubEmulator:
-    """A running Pub/Sub emulator.
-
-    Attributes:
-      host: `host:port`, as `PUBSUB_EMULATOR_HOST` wants it.
-      project: A project id to use.
-    """
+    """A running Pub/Sub emulator, whose `host` is `host:port` as `PUBSUB_EMULATOR_HOST` wants it."""
 
     host: str
     project: str = "test-project"
@@ -57,7 +52,8 @@ class PubSubEmulator:
         """A publisher client that talks to this emulator, whatever the environment says."""
         from google.cloud import pubsub_v1
 
-        with self._named():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PUBSUB_EMULATOR_HOST", self.host)
             return pubsub_v1.PublisherClient()
 
     def subscriber(self) -> Any:
@@ -67,14 +63,9 @@ class PubSubEmulator:
         from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
 
         channel = grpc.insecure_channel(self.host, options=[("grpc.max_receive_message_length", -1)])
-        with self._named():
-            return pubsub_v1.SubscriberClient(transport=SubscriberGrpcTransport(channel=channel))
-
-    @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PUBSUB_EMULATOR_HOST", self.host)
-            yield
+            return pubsub_v1.SubscriberClient(transport=SubscriberGrpcTransport(channel=channel))
 
     def create(self, *, ack_deadline_seconds: int = 10) -> tuple[str, str]:
         """Makes a new topic with one subscription; returns both full names."""
@@ -90,13 +81,11 @@ class PubSubEmulator:
 
         client, taken, end = self.subscriber(), [], time.monotonic() + timeout_s
         while len(taken) < count and time.monotonic() < end:
-            try:
-                answer = client.pull(subscription=subscription, max_messages=100, timeout=2)
-            except exceptions.DeadlineExceeded:
-                continue
-            if answer.received_messages:
-                client.acknowledge(subscription=subscription, ack_ids=[m.ack_id for m in answer.received_messages])
-                taken += [m.message for m in answer.received_messages]
+            with contextlib.suppress(exceptions.DeadlineExceeded):
+                received = client.pull(subscription=subscription, max_messages=100, timeout=2).received_messages
+                if received:
+                    client.acknowledge(subscription=subscription, ack_ids=[each.ack_id for each in received])
+                taken += [each.message for each in received]
         return taken
 
 
@@ -127,7 +116,7 @@ def running_gcs_emulator() -> Iterator[str]:
 
 @contextlib.contextmanager
 def running_strict_gcs_emulator() -> Iterator[str]:
-    """Starts the Cloud Storage emulator that honours preconditions, as the other one does not; yields its URL."""
+    """The same for the emulator that honours preconditions, as the other one does not."""
     server = shutil.which("fake-gcs-server", path=f"{_TOOLS}{os.pathsep}{os.environ.get('PATH', '')}")
     if server is None:
         raise EmulatorMissing("no fake-gcs-server; get it with `make .tools/fake-gcs-server`, where Go is")
@@ -138,7 +127,7 @@ def running_strict_gcs_emulator() -> Iterator[str]:
 
 @contextlib.contextmanager
 def running_s3_server() -> Iterator[str]:
-    """Starts a server with the protocol of S3 that keeps its objects in memory, and ends it; yields its URL."""
+    """The same for a server with the protocol of S3."""
     if importlib.util.find_spec("moto") is None:
         raise EmulatorMissing("moto is not installed; get it with `pip install 'moto[s3]' flask flask-cors`")
     with running_server(lambda port: [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]) as port:
@@ -147,7 +136,7 @@ def running_s3_server() -> Iterator[str]:
 
 @contextlib.contextmanager
 def running_azurite() -> Iterator[str]:
-    """Starts an emulator of Azure Blob Storage that keeps its objects in memory; yields its connection string."""
+    """The same for an emulator of Azure Blob Storage; yields its connection string."""
     server = shutil.which("azurite-blob", path=f"{_TOOLS}/azurite/node_modules/.bin{os.pathsep}{os.environ.get('PATH', '')}")
     if server is None or importlib.util.find_spec("azure.storage.blob") is None:
         raise EmulatorMissing("no Azurite, the emulator of Azure Blob Storage; get it with `make .tools/azurite`, where npm is")
@@ -161,11 +150,7 @@ def running_azurite() -> Iterator[str]:
 
 @contextlib.contextmanager
 def answering(answer: Callable[[str, str, bytes, Any], tuple[int, Any]]) -> Iterator[int]:
-    """Serves a function in a thread for the length of a block; yields its port.
-
-    Args:
-      answer: Method, path, body and headers of a request to the status and JSON of its answer; 501 where it raises.
-    """
+    """Serves method, path, body and headers -> status and JSON in a thread for the length of a block; yields its port."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -293,44 +278,29 @@ def forget_detectors() -> None:
 
 @contextlib.contextmanager
 def running_server(command: Callable[[int], list[str]], log: Path | None = None, cwd: Path | None = None) -> Iterator[int]:
-    """Runs a server until the block ends; yields its port. One that ends before it answers is started on another port.
+    """Runs a server, whose command gets the port where it shall listen, until the block ends; yields the port.
 
-    Args:
-      command: Its command, by the port where it listens once it can be used.
-      log: Where what it says goes; default: nowhere.
-      cwd: Where it runs; default: here.
+    A server that ends before it answers is started on another port.
     """
-    for left in reversed(range(_STARTS)):
+    for _ in range(_STARTS):
         (port,) = free_ports(1)
         server = start_server(command(port), log, cwd)
         try:
-            if _answers(server, port):
+            wait_until(lambda at=port, by=server: by.poll() is not None or listens(at), lambda at=port: f"no server on port {at}")
+            if server.poll() is None:
                 yield port
                 return
         finally:
             end_process(server)
-        if not left:
-            said = log.read_text(errors="replace")[-2000:] if log else ""
-            raise RuntimeError(f"{server.args!r} ended with exit code {server.returncode} before it answered: {said}")
+    said = log.read_text(errors="replace")[-2000:] if log else ""
+    raise RuntimeError(f"{server.args!r} ended with exit code {server.returncode} before it answered: {said}")
 
 
 def start_server(command: list[str], log: Path | None = None, cwd: Path | None = None) -> subprocess.Popen[bytes]:
     """Starts a process in a group of its own, which ends with this process, however that ends."""
     with open(log or os.devnull, "ab") as said:
-        return subprocess.Popen(
-            ["/bin/sh", "-c", WITH_PARENT, "sh", *command],
-            cwd=cwd,
-            stdin=subprocess.PIPE,
-            stdout=said,
-            stderr=said,
-            start_new_session=True,
-        )
-
-
-def _answers(server: subprocess.Popen[bytes], port: int) -> bool:
-    """Waits until a server listens; False: it has ended."""
-    wait_until(lambda: server.poll() is not None or listens(port), lambda: f"{server.args!r} does not answer on port {port}")
-    return server.poll() is None
+        command = ["/bin/sh", "-c", WITH_PARENT, "sh", *command]
+        return subprocess.Popen(command, cwd=cwd, stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True)
 
 
 def listens(port: int) -> bool:

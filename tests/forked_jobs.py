@@ -11,6 +11,7 @@ import errno
 import importlib
 import multiprocessing
 import os
+import pkgutil
 import re
 import signal
 import subprocess
@@ -48,15 +49,9 @@ class Moment(NamedTuple):
 
 
 class ForkedJob:
-    """A job that was started. Its process leads a group of its own, which ends with the block.
+    """A job that was started: `main` of a module with arguments. Its process leads a group of its own, which ends with the block.
 
-    Args:
-      argv: Its arguments.
-      log: What it prints is added to this.
-      at: When what happens to it.
-      module: What has the command's `main`.
-      errors: Where standard error goes; default: `log`.
-      environment: More environment variables.
+    What it prints is added to `log`, or its standard error to `errors`; `environment` adds to the variables of this process.
     """
 
     def __init__(
@@ -86,11 +81,7 @@ class ForkedJob:
         return self._process.exitcode
 
     def wait(self, timeout: float = _SECONDS) -> int:
-        """Waits for its end; returns its exit code.
-
-        Raises:
-          subprocess.TimeoutExpired: It goes on for longer than this.
-        """
+        """Waits for its end; returns its exit code."""
         self._process.join(timeout)
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired(f"job {self.pid}", timeout)
@@ -115,26 +106,13 @@ class ForkedJob:
         self.kill()
 
 
-def run_forked(
-    argv: Sequence[object],
-    log: Path,
-    at: Moment | None = None,
-    module: str = "pipeline.run",
-    errors: Path | None = None,
-) -> int:
-    """Runs a command line in the environment of this process; returns its exit code. For its arguments see `ForkedJob`."""
-    with ForkedJob(argv, log, at, module, errors) as job:
+def run_forked(*arguments: Any, **how: Any) -> int:
+    """Runs a job, with the arguments of `ForkedJob`; returns its exit code."""
+    with ForkedJob(*arguments, **how) as job:
         return job.wait()
 
 
-def _job(
-    module: str,
-    argv: list[str],
-    printed: list[str],
-    cwd: str,
-    environment: Mapping[str, str],
-    at: Moment | None,
-) -> None:
+def _job(module: str, argv: list[str], printed: list[str], cwd: str, environment: Mapping[str, str], at: Moment | None) -> None:
     os.setsid()
     os.chdir(cwd)
     os.environ.clear()
@@ -165,11 +143,8 @@ def _end_with(code: int) -> None:
 
 
 def _happen_at(moment: Moment) -> None:
-    module, _, name = moment.place.partition(":")
-    owner: Any = importlib.import_module(module)
-    *classes, name = name.split(".")
-    for each in classes:
-        owner = getattr(owner, each)
+    place, _, name = moment.place.replace(":", ".").rpartition(".")
+    owner = pkgutil.resolve_name(place)
     left, function = moment.number, getattr(owner, name)
 
     # Beam looks at the arguments of a DoFn's methods
@@ -186,7 +161,7 @@ def _happen_at(moment: Moment) -> None:
         return function(*args, **kwargs)
 
     called.__wrapped__ = function  # type: ignore[attr-defined]
-    setattr(owner, name, staticmethod(called) if classes and isinstance(owner.__dict__.get(name), staticmethod) else called)
+    setattr(owner, name, staticmethod(called) if isinstance(vars(owner).get(name), staticmethod) else called)
 
 
 def _signal(sent: signal.Signals) -> None:

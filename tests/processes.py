@@ -23,12 +23,7 @@ class _Process(Protocol):
 
 @contextlib.contextmanager
 def running(command: Sequence[str], **how: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts a command; when the block ends, however it does, all of its group is killed.
-
-    Args:
-      command: The command.
-      **how: What else `subprocess.Popen` takes.
-    """
+    """Starts a command, as `subprocess.Popen` does; when the block ends, however it does, all of its group is killed."""
     process = subprocess.Popen(command, start_new_session=True, **how)
     try:
         yield process
@@ -51,15 +46,9 @@ def has_ended(pid: int) -> bool:
 
 
 def wait_until(holds: Callable[[], _T], printed: Callable[[], str] = str, process: _Process | None = None) -> _T:
-    """Waits for what another process or thread does.
+    """Waits for what another process or thread does; returns what `holds` returned: something true.
 
-    Args:
-      holds: Looks whether it is done.
-      printed: What a failure shows, such as the process's log.
-      process: Which process does it; if that ends first, the test fails.
-
-    Returns:
-      What `holds` returned: something true.
+    The test fails if `process` ends first, and shows what `printed` returns, such as a log.
     """
     waited, looked = 0.0, time.monotonic()
     while True:

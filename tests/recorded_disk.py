@@ -51,8 +51,7 @@ class Cut(NamedTuple):
 def recorded(folder: Path, module: str, *argv: object) -> tuple[int, list[Cut]]:
     """Runs a command in a process of its own and records what it does below a folder, which is there, and all in it durable.
 
-    Returns:
-      Its exit code, and each moment at which what a power cut leaves differs from that of the moment before.
+    Returns its exit code, and each moment at which what a power cut leaves differs from that of the moment before.
     """
     record, log = folder.parent / f"{folder.name}.record", folder.parent / f"{folder.name}.log"
     record.mkdir()
@@ -76,15 +75,9 @@ def laid_out(tree: Tree, folder: Path) -> Path:
 
 
 def folders_left(cuts: Sequence[Cut], parent: Path, *, live: bool = False) -> Iterator[tuple[Cut, Path, str]]:
-    """Lays out each tree that a power cut leaves, once, in a folder that goes afterwards.
+    """Each moment with a folder that holds a tree which a power cut leaves (`live`: or a kill), and what describes both.
 
-    Args:
-      cuts: The moments; the trees of the last one come in any case.
-      parent: For the folders.
-      live: Whether also what a kill leaves.
-
-    Yields:
-      The moment, the folder, and what describes both.
+    Equal trees come once, but for those of the last moment. The folder goes afterwards.
     """
     seen: list[Tree] = []
     for number, cut in enumerate(cuts):

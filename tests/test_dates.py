@@ -34,26 +34,18 @@ def test_days_are_what_a_user_means(text, resolved):
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("texts", "expected"),
     [
-        "",
-        "tomorrow",
-        "2026-11",
-        "2026-11-31",
-        "2026-11-01..",
-        "2026-11-01..last 7 days",
-        "today..yesterday",
-        "last 0 days",
-        "last 3661 days",
-        "1969-12-31",
-        "9999-12-31",
-        "２０２６-11-20",  # noqa: RUF001  digits, but not ASCII's
-        "2026-11-20\n2026-11-21",
+        (["", "tomorrow", "2026-11", "2026-11-31", "2026-11-01..", "2026-11-01..last 7 days"], "days such as"),
+        (["２０２６-11-20", "2026-11-20\n2026-11-21"], "days such as"),  # noqa: RUF001  digits, but not ASCII's
+        (["today..yesterday", "last 0 days", "last 3661 days", "1969-12-31", "9999-12-31"], "1 to 3660 days between"),
     ],
+    ids=["no days", "no text of days", "too many, too early or too late"],
 )
-def test_what_names_no_days_is_refused(text):
-    with pytest.raises(ValueError, match=r"^(days such as|1 to 3660 days between)"):
-        resolve_dates(text, TODAY)
+def test_what_names_no_days_is_refused(texts, expected):
+    for text in texts:
+        with pytest.raises(ValueError, match=f"^{expected}"):
+            resolve_dates(text, TODAY)
 
 
 @hypothesis_settings(deadline=None)

@@ -39,7 +39,6 @@ def group_of(root, path, files):
         pytest.param("/", {}, CORES, id="no file"),
         pytest.param("/", {"cpu.max": "max 100000"}, CORES, id="no quota"),
         pytest.param("/", {"cpu.max": "50000 100000"}, 1, id="half a CPU"),
-        pytest.param("/", {"cpu.max": "100000 100000"}, 1, id="one"),
         pytest.param("/", {"cpu.max": "101000 100000"}, min(CORES, 2), id="a little more than one"),
         pytest.param("/", {"cpu.max": "6400000 100000"}, min(CORES, 64), id="more than there are"),
         pytest.param("/a/b", {"a/cpu.max": "50000 100000", "a/b/cpu.max": "max 100000"}, 1, id="of the group above"),

@@ -13,6 +13,8 @@ from pipeline import reconcile as reconciled
 from pipeline import run
 from pipeline.reconcile import Found, main, reconcile
 from pipeline.results.layout import DETECTIONS
+from pipeline.results.shards import list_shards
+from pipeline.storage.files import delete_files
 from tests.conftest import write_bright_image
 from tests.shard_rows import OTHER, VERSION, detected, failed, write_rows
 
@@ -183,20 +185,16 @@ def test_what_is_complete(folder):
 def test_tfrecord_files_and_results_are_no_images(folder):
     put("in/a.tfrecord")
     put_rows([("x", "1")], output="in")
-    outcome = reconcile(["in/**"], "in")
-    assert (outcome.listed, outcome.counts) == (0, {"left out": 1})
+    assert reconcile(["in/**"], "in").counts == {"left out": 1}
 
 
 def test_a_shard_that_a_compaction_takes_away_meanwhile_is_an_error_and_no_missing_image(folder):
     """The command then compares again."""
     for name in ("in/a", "in/b"):
         put_rows([(name, "1")])
-    rows = reconciled._rows("out", DETECTIONS, None)
-    next(rows)
-    for shard in (folder / "out" / "detections").glob("*.parquet"):
-        shard.unlink()
     with pytest.raises(FileNotFoundError):
-        list(rows)
+        for _ in reconciled._rows("out", DETECTIONS, None):
+            delete_files(shard.path for shard in list_shards("out"))
 
 
 @pytest.mark.slow

@@ -91,7 +91,8 @@ for argv in json.load(sys.stdin):
             code = main(argv)
         except SystemExit as end:
             code = end.code
-    imported = [name for name in ("tensorflow", "apache_beam") if name in sys.modules]
+    heavy = ("pipeline.run", "pipeline.compact", "pipeline.evaluate", "tensorflow", "apache_beam")
+    imported = [name for name in heavy if name in sys.modules]
     results.append((code, out.getvalue(), err.getvalue(), imported))
 json.dump(results, sys.stdout)
 """
@@ -144,23 +145,19 @@ def answers(tmp_path_factory):
     write_bright_image(folder / "a.jpg", (64, 48), (10, 10, 30, 30))
     (folder / "junk.yaml").write_text("a: [\n")
     write_rows(f"{folder}/earlier", [detected("gs://b/a.jpg")])
-    commands = {"help": ["run", "--help"], **{name: argv for name, (argv, _) in MISTAKES.items()}}
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(REPO)!r})\n{IN_ONE_PROCESS}"],
-        input=json.dumps(list(commands.values())),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=580,
-        check=True,
-    )
+    commands = {"help": ["--help"], "doctor": ["doctor"], "typo": ["evalute"], "help of a run": ["run", "--help"]}
+    commands |= {name: argv for name, (argv, _) in MISTAKES.items()}
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(REPO)!r})\n{IN_ONE_PROCESS}"]
+    given = json.dumps([*commands.values()])
+    done = subprocess.run(command, input=given, cwd=folder, capture_output=True, text=True, check=True)
     return dict(zip(commands, json.loads(done.stdout), strict=True)), sorted(os.listdir(folder))
 
 
-def test_help_answers_without_tensorflow_and_beam(answers):
-    code, out, err, imported = answers[0]["help"]
-    assert (code, err, imported) == (0, "", [])
-    assert "--score-threshold" in out
+def test_only_the_module_of_the_verb_is_imported(answers):
+    """Help and mistakes answer at once, and `doctor` imports neither TensorFlow nor Beam."""
+    assert [answers[0][name][-1] for name in ("help", "doctor", "typo")] == [[], [], []]
+    code, out, err, imported = answers[0]["help of a run"]
+    assert (code, err, imported) == (0, "", ["pipeline.run"]) and "--score-threshold" in out
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -169,7 +166,7 @@ def test_a_mistake_is_one_line_and_exit_code_2_without_tensorflow(answers, name)
     code, out, err, imported = answers[0][name]
     assert err.startswith(f"error: {MISTAKES[name][1]}")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert {*imported} <= ({"apache_beam"} if name in PLACES_AND_FLAGS else set())
+    assert {*imported} <= {"pipeline.run", *(["apache_beam"] if name in PLACES_AND_FLAGS else [])}
 
 
 def test_no_mistake_leaves_files_behind(answers):
@@ -237,26 +234,10 @@ def test_each_verb_teaches_itself_under_its_own_name_and_a_wrong_flag_is_one_lin
     assert (code, out, err.count("\n"), err[:7]) == (2, "", 1, "error: ")
 
 
-def test_only_the_module_of_the_verb_is_imported():
-    """Help and mistakes answer at once, and `doctor` imports neither TensorFlow nor Beam."""
-    program = """\
-import sys
-from pipeline.__main__ import main
-for argv in (["--help"], ["evalute"], ["doctor"]):
-    main(argv)
-heavy = ("pipeline.run", "pipeline.compact", "pipeline.evaluate", "tensorflow", "apache_beam")
-print([name for name in heavy if name in sys.modules])
-"""
-    done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
 def test_a_reader_that_ends_early_gets_no_traceback():
     """As in `detect-objects doctor | head -1`."""
-    with subprocess.Popen(
-        [sys.executable, "-u", "-m", "pipeline", "doctor"], cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as doctor:
-        assert doctor.stdout and doctor.stderr
+    arguments, pipes = [sys.executable, "-u", "-m", "pipeline", "doctor"], {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(arguments, cwd=REPO, text=True, **pipes) as doctor:
         doctor.stdout.close()
         assert doctor.stderr.read() == ""
     assert doctor.returncode == 1

@@ -1,5 +1,6 @@
 """Each row is in BigQuery once, whatever is killed, merged or refused; against a server of its REST protocol."""
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -115,11 +116,10 @@ def test_killed_or_failed_at_any_job_the_next_load_adds_each_row_once(server, ou
     number, failed_once = 0, 1
     while failed_once:
         number += 1
-        left = [number]
+        counted = itertools.count(1)
 
-        def refuse(at, left=left):
-            left[0] -= at == when
-            return 403 if at == when and left[0] == 0 else None
+        def refuse(at, jobs=counted, refused=number):
+            return 403 if at == when and next(jobs) == refused else None
 
         server.answer_instead = refuse
         failed_once = load(output, f"p.d.t{number}")
@@ -174,8 +174,8 @@ def test_a_release_with_one_more_column_adds_it_to_the_table(server, output, mon
     columns.append({"name": "label", "type": "STRING", "mode": "NULLABLE"})
     schema = SCHEMAS[DETECTIONS].append(pa.field("colour", pa.string()))
     monkeypatch.setitem(SCHEMAS, DETECTIONS, schema)
-    rows = pa.Table.from_batches(read_batches(list_shards(output, (DETECTIONS,))[0])).to_pylist()[:1]
-    write_shard(output, DETECTIONS, pa.Table.from_pylist([{**rows[0], "uri": "c", "key": 7, "colour": "red"}], schema), "0a1b")
+    (row, _) = pq.read_table(list_shards(output, (DETECTIONS,))[0].path).to_pylist()
+    write_shard(output, DETECTIONS, pa.Table.from_pylist([{**row, "uri": "c", "key": 7, "colour": "red"}], schema), "0a1b")
     assert load(output) == 0
     assert {row["uri"]: row.get("colour") for row in server.rows["d.t"]} == {"a": None, "b": None, "c": "red"}
     assert [column["name"] for column in server.tables["d.t"]["schema"]["fields"]][-2:] == ["label", "colour"]

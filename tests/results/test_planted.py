@@ -28,8 +28,6 @@ from pipeline.storage.files import write_file
 from pipeline.write.write_shards import read_stats
 from tests.shard_rows import detected, rows_in, write_rows
 
-RUN = "0123456789ab"
-
 
 @pytest.fixture
 def output(tmp_path):
@@ -70,8 +68,7 @@ def work_there(output, own=None):
 def test_a_planted_lock_on_storage_is_described_as_far_as_it_can_be(content, strict_gcs_bucket):
     """It keeps others out for as long as a lock without heartbeats does, whatever times it names."""
     strict_gcs_bucket.blob("out/.lock-0a").upload_from_string(content)
-    busy = pytest.raises(BusyError, match="another run is processing the same")
-    with busy, locked(f"gs://{strict_gcs_bucket.name}/out", "0a"):
+    with pytest.raises(BusyError, match="another run is processing"), locked(f"gs://{strict_gcs_bucket.name}/out", "0a"):
         pass
 
 
@@ -92,14 +89,19 @@ def test_a_planted_pickle_never_runs(name, output):
     assert not os.path.exists(f"{output}/it_ran")
 
 
-def test_links_to_elsewhere_are_no_runs_and_within_an_abandoned_run_nothing_they_lead_to_goes(output, tmp_path):
-    write_file(f"{output}/.staging-{RUN}/open", b"")
-    for link in (f"{output}/.staging-{RUN}/link", f"{output}/.staging-link"):
+def test_unfinished_files_of_killed_runs_go_after_a_day_and_nothing_that_links_lead_to(output, tmp_path):
+    """The youngest file of a run counts."""
+    for run, age in (("old", 90_000), ("young", 80_000)):
+        for name in ("a.parquet", "deep/b.parquet"):
+            write_file(path := f"{output}/.staging-{run}/{name}", b"")
+            os.utime(path, (0, 0) if name == "a.parquet" else (time.time() - age,) * 2)
+    for link in (f"{output}/.staging-old/link", f"{output}/.staging-link"):
         os.symlink(tmp_path / "outside", link)
-    for path in (f"{output}/.staging-{RUN}/open", f"{output}/.staging-{RUN}", tmp_path / "outside" / "secret.txt"):
+    for path in (f"{output}/.staging-old", tmp_path / "outside" / "secret.txt"):
         os.utime(path, (time.time() - 90_000,) * 2)
     work_there(output)
-    assert os.path.islink(f"{output}/.staging-link") and not os.path.exists(f"{output}/.staging-{RUN}")
+    assert os.path.islink(f"{output}/.staging-link") and not os.path.exists(f"{output}/.staging-old")
+    assert len([*Path(output).glob(".staging-young/**/*.parquet")]) == 2
 
 
 @pytest.mark.parametrize("name", ["summary.json", "report.html"])

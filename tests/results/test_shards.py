@@ -36,13 +36,9 @@ def output(request, tmp_path):
 
 
 def image(uri, boxes=2, extra=""):
-    random = np.random.default_rng(boxes)
-    found = Detections(
-        random.uniform(-5, 4000, (boxes, 4)).astype(np.float32),
-        np.arange(boxes, dtype=np.int32),
-        random.random(boxes).astype(np.float32),
-        tuple(f"cläss {n}" for n in range(boxes)),
-    )
+    values = np.random.default_rng(boxes).uniform(-5, 4000, (boxes, 5)).astype(np.float32)
+    names = tuple(f"cläss {n}" for n in range(boxes))
+    found = Detections(values[:, :4], np.arange(boxes, dtype=np.int32), values[:, 4], names)
     return DetectedImage(ImageRef(uri, "17", extra=extra), 640, 480, "yolo", "7", found)
 
 

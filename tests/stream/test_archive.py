@@ -153,8 +153,8 @@ def test_what_a_stream_has_acknowledged_is_in_its_archive_after_a_power_cut(tmp_
     for number, cut in enumerate(cuts):
         acknowledged = {path.rsplit("/")[-1] for path in cut.live if path.startswith("acknowledged/")}
         for place, tree in enumerate(cut.left):
-            if tree not in seen:
-                seen.append(tree)
+            if (tree, acknowledged) not in seen:
+                seen.append((tree, acknowledged))
                 folder = laid_out(tree, tmp_path / f"{number}-{place}")
                 assert {*uris_in(f"{folder}/out")} >= acknowledged, f"before {cut.before}: {sorted(tree)}"
     assert acknowledged == {*"".join(BUNDLES)}
