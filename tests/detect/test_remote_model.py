@@ -22,6 +22,7 @@ from pipeline.records import DeadLetter
 from tests.conftest import REPO
 from tests.detect.sample_rows import SAMPLES, check_equal, rows
 from tests.emulators import free_ports
+from tests.forked_jobs import ForkedJob
 from tests.processes import running, wait_until
 from tests.tiny_models import png
 
@@ -301,9 +302,8 @@ def test_answers_of_many_megabytes_arrive(kind):
         assert found_by(detector, [100]) == [100]
 
 
-@both
 @pytest.mark.slow
-def test_tls(kind, tmp_path):
+def test_tls(tmp_path):
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "2"]
     made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate, *subject]
@@ -313,7 +313,7 @@ def test_tls(kind, tmp_path):
         "import sys\nfrom pipeline.config import ModelConfig\nfrom pipeline.detect.remote_engine import RemoteServer\n"
         "print(RemoteServer(ModelConfig(path=sys.argv[1], server_wait_s=60), sys.argv[2]).version)"
     )
-    with serve(kind=kind, credentials=credentials) as server:
+    with serve(credentials=credentials) as server:
         command = [sys.executable, "-c", script, f"grpcs://localhost:{server.port}/toy", server.engine]
         trusted = {**os.environ, "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(certificate)}
         done = subprocess.run(command, cwd=REPO, env=trusted, capture_output=True, text=True, check=False, timeout=500)
@@ -323,14 +323,12 @@ def test_tls(kind, tmp_path):
 @pytest.mark.slow
 def test_a_job_that_waits_for_a_server_is_stopped_by_sigterm(tmp_path):
     """Nothing listens at port 1."""
-    command = [sys.executable, "-m", "pipeline.run", "--input", str(SAMPLES[0]), "--output", str(tmp_path / "out")]
-    command += ["--engine", "triton", "--model", "grpc://localhost:1/toy"]
-    log = tmp_path / "log"
-    with log.open("wb") as printed, running(command, cwd=REPO, stdout=printed, stderr=printed) as job:
-        wait_until(lambda: b"waiting for model grpc://localhost:1/toy" in log.read_bytes(), log.read_text, job)
+    command = ["--input", SAMPLES[0], "--output", tmp_path / "out", "--engine", "triton", "--model", "grpc://localhost:1/toy"]
+    (log := tmp_path / "log").touch()
+    with ForkedJob(command, log) as job:
+        wait_until(lambda: "waiting for model grpc://localhost:1/toy" in log.read_text(), log.read_text, job)
         job.send_signal(signal.SIGTERM)
-        wait_until(lambda: job.poll() is not None, log.read_text)
-    assert job.returncode == 130, log.read_text()
+        assert job.wait() == 130, log.read_text()
 
 
 @pytest.mark.parametrize(
