@@ -64,19 +64,9 @@ def test_times_of_all_stages_are_noted(detector):
     assert min(timing.decode, timing.predict, timing.postprocess, timing.latency, timing.model) > 0
 
 
-@pytest.mark.parametrize("model", ["bright_model", "bright_letterbox_model"])
-@pytest.mark.parametrize("wh", [(640, 480), (480, 640), (1000, 100), (2000, 1500)])
-def test_boxes_are_on_the_original_image_for_each_resize_rule(request, model, wh):
-    box = tuple(int(share * side) for share, side in zip((0.25, 0.25, 0.75, 0.75), wh * 2, strict=True))
-    found = shared_detector(ModelConfig(path=request.getfixturevalue(model)), CPU).detect([bright(wh=wh, box=box)])[0].detections
-    pixel = max(wh[0] / 128, wh[1] / 96)
-    assert np.abs(found.boxes_xyxy[0] - box).max() <= 1.01 * pixel + 1
-
-
 @pytest.mark.parametrize(
     ("settings", "names"),
     [
-        ({}, ["rectangle"]),
         ({"score_threshold": 0.95}, []),
         ({"classes": ("other",)}, []),
         ({"classes": ("rectangle", "other")}, ["rectangle"]),

@@ -121,14 +121,6 @@ def test_a_chunk_that_is_started_at_once_is_bounded_by_images_and_by_bytes(kilob
         assert_that(sizes, equal_to(chunks))
 
 
-def test_a_detector_closes_its_engine():
-    detector = load_detector(load_toy, DetectConfig())
-    assert [len(result.detections) for result in detector.detect([image("a", box=BOX), image("b")])] == [1, 0]
-    assert not detector.model.engine.engine.closed
-    detector.close()
-    assert detector.model.engine.engine.closed
-
-
 @pytest.mark.parametrize(
     ("requests", "settings", "message"),
     [

@@ -101,36 +101,32 @@ def save_best_300(folder):
     return save(folder, predict)
 
 
-def padded(pixels, size_wh, left, top):
-    small = cv2.resize(pixels, size_wh, interpolation=cv2.INTER_LINEAR)
+def padded(pixels, rounded, margin, before):
+    """The image in a grey input that leaves a margin, `before` of the spare pixels before it; its scale and offset, as boxes."""
+    h, w = pixels.shape[:2]
+    r = min((HW[0] - margin) / h, (HW[1] - margin) / w)
+    size = rounded(w * r), rounded(h * r)
+    left, top = before(HW[1] - size[0]), before(HW[0] - size[1])
     boxed = np.full((*HW, 3), 114, np.uint8)
-    boxed[top : top + size_wh[1], left : left + size_wh[0]] = small
-    return boxed, np.array([size_wh[0] / pixels.shape[1], size_wh[1] / pixels.shape[0]] * 2), np.array([left, top] * 2)
+    boxed[top : top + size[1], left : left + size[0]] = cv2.resize(pixels, size, interpolation=cv2.INTER_LINEAR)
+    return boxed, np.array([size[0] / w, size[1] / h] * 2), np.array([left, top] * 2)
 
 
 def yolox_input(pixels):
     """`preproc` of YOLOX: the smaller image at the top left."""
-    h, w = pixels.shape[:2]
-    r = min(HW[0] / h, HW[1] / w)
-    boxed, scale, offset = padded(pixels, (int(w * r), int(h * r)), 0, 0)
+    boxed, scale, offset = padded(pixels, int, 0, before=lambda spare: 0)
     return boxed[..., ::-1].astype(np.float32), scale, offset
 
 
 def letterboxed(pixels):
     """`LetterBox` of Ultralytics, and of YOLOv6."""
-    h, w = pixels.shape[:2]
-    r = min(HW[0] / h, HW[1] / w)
-    size = round(w * r), round(h * r)
-    boxed, scale, offset = padded(pixels, size, round((HW[1] - size[0]) / 2 - 0.1), round((HW[0] - size[1]) / 2 - 0.1))
+    boxed, scale, offset = padded(pixels, round, 0, before=lambda spare: round(spare / 2 - 0.1))
     return boxed.astype(np.float32) / 255, scale, offset
 
 
 def yolo_nas_input(pixels):
     """`DetectionLongestMaxSizeRescale` to 4 pixels less, then `DetectionCenterPadding`."""
-    h, w = pixels.shape[:2]
-    r = min((HW[0] - 4) / h, (HW[1] - 4) / w)
-    size = round(w * r), round(h * r)
-    boxed, scale, offset = padded(pixels, size, (HW[1] - size[0]) // 2, (HW[0] - size[1]) // 2)
+    boxed, scale, offset = padded(pixels, round, 4, before=lambda spare: spare // 2)
     return boxed.astype(np.float32) / 255, scale, offset
 
 
@@ -151,12 +147,8 @@ def centres_to_corners(boxes):
 def yolox_boxes(outputs):
     """`demo_postprocess` of YOLOX, cell by cell, and its scores."""
     rows = outputs["output"][0]
-    boxes = np.array(
-        [
-            [(row[0] + x) * s, (row[1] + y) * s, np.exp(row[2]) * s, np.exp(row[3]) * s]
-            for row, (x, y, s) in zip(rows, CELLS, strict=True)
-        ]
-    )
+    cells = zip(rows, CELLS, strict=True)
+    boxes = np.array([[(row[0] + x) * s, (row[1] + y) * s, np.exp(row[2]) * s, np.exp(row[3]) * s] for row, (x, y, s) in cells])
     return centres_to_corners(boxes), rows[:, 4:5] * rows[:, 5:]
 
 

@@ -47,6 +47,8 @@ def test_what_nobody_knows_is_not_guessed(tmp_path):
     (tmp_path / "model").write_bytes(b"what is this?")
     assert refused(tmp_path / "model").endswith("found none; check --model")
     assert refused(tmp_path / "absent").endswith("found none; check --model")
+    with pytest.raises(ModelError, match=r"^model nosuchscheme://x/y: cannot be reached: "):
+        locate("nosuchscheme://x/y")
 
 
 @pytest.mark.parametrize("name", ["yolov8n", "yolo11s-seg", "yolov5s"])

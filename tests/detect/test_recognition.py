@@ -87,66 +87,41 @@ def test_units_are_measured(rows, units):
 
 
 DETR = ("logits", "pred_boxes")
+CHOSEN = ("boxes", "scores", "classes")
+SEVERAL = {"detect": DetectConfig(labels_per_box="several")}
 NO_CONFIDENCES = "masks, key points and angles are not supported; if they are logits, set model.score_activation"
+OTHER_LAYOUT = "of shape (None, None, 6), by layout M,6 and any number of classes; got (None, 7, 126)"
+OTHER_NUMBER = "of shape (None, 6, None), by layout 4+C,M and 2 classes; got (None, 7, 126)"
+NO_DETECTORS = {
+    "two layouts fit, as of YOLOX without names": (
+        outputs_of((126, 8)),
+        {},
+        "set model.class_names, or model.packed_layout to 4+C,M",
+    ),
+    "no box to measure": (outputs_of((300, 6)), {}, "so their units stay unknown; set model.box_units to norm or pixels"),
+    "names that do not fit": (outputs_of((7, 126)), {"class_names": ("a", "b")}, "but its shape alone does not tell how"),
+    "another layout in the config": (outputs_of((7, 126)), {"packed_layout": "M,6"}, OTHER_LAYOUT),
+    "another number of names": (outputs_of((7, 126)), {"notes": {"names": ["a", "b"]}, "packed_layout": "4+C,M"}, OTHER_NUMBER),
+    "key points": (outputs_of((56, 126), value=90), {}, NO_CONFIDENCES),
+    "angles or logits": (outputs_of((8, 126), value=-0.7), {}, NO_CONFIDENCES),
+    "YOLO-NAS without corners": (outputs_of((126, 4), (126, 3)), {}, "set model.box_format, model.box_units"),
+    "unknown DETR": (outputs_of((100, 7), (100, 4), names=DETR), {}, "set model.score_activation and model.norm"),
+    "DETR of other names": (outputs_of((300, 7), (300, 4), names=DETR), {"class_names": NAMES}, "set model.score_activation"),
+    "DETR of any size": (outputs_of((100, 92), (100, 4), names=DETR), {"input_hw": (None, None)}, "set model.input_hw"),
+    "several labels of a model that has chosen one": (
+        outputs_of((1, 4), (1,), (1,), names=CHOSEN),
+        SEVERAL,
+        "one class for each box",
+    ),
+    "masks": (outputs_of((39, 126), (24, 32, 32)), {}, "those of one that segments: boxes and masks"),
+    "pose": (outputs_of((57, 126)), {"notes": {"task": "pose"}}, "metadata.yaml says its task is 'pose'"),
+    "a list": (outputs_of((7, 126)), {"notes": ["a"]}, "expected keys and values in metadata.yaml, got list"),
+    "names from 1": (outputs_of((7, 126)), {"notes": {"names": {1: "a"}}}, "expected class names by number from 0 as names"),
+    "half a size": (outputs_of((7, 126)), {"notes": {"imgsz": [96]}}, "[height, width] as imgsz in metadata.yaml"),
+}
 
 
-@pytest.mark.parametrize(
-    ("outputs", "how", "message"),
-    [
-        pytest.param(
-            outputs_of((126, 8)),
-            {},
-            "set model.class_names, or model.packed_layout to 4+C,M or M,4+C or M,5+C or M,6",
-            id="two layouts fit, as of YOLOX without names",
-        ),
-        pytest.param(
-            outputs_of((300, 6)),
-            {},
-            "so their units stay unknown; set model.box_units to norm or pixels",
-            id="no box to measure",
-        ),
-        pytest.param(
-            outputs_of((7, 126)), {"class_names": ("a", "b")}, "but its shape alone does not tell how", id="names that do not fit"
-        ),
-        pytest.param(
-            outputs_of((7, 126)),
-            {"packed_layout": "M,6"},
-            "expected output 'output_0' of shape (None, None, 6), by layout M,6 and any number of classes; got (None, 7, 126)",
-            id="another layout in the config",
-        ),
-        pytest.param(
-            outputs_of((7, 126)),
-            {"notes": {"names": ["a", "b"]}, "packed_layout": "4+C,M"},
-            "of shape (None, 6, None), by layout 4+C,M and 2 classes; got (None, 7, 126)",
-            id="another number of names",
-        ),
-        pytest.param(outputs_of((56, 126), value=90), {}, NO_CONFIDENCES, id="key points"),
-        pytest.param(outputs_of((8, 126), value=-0.7), {}, NO_CONFIDENCES, id="angles or logits"),
-        pytest.param(outputs_of((126, 4), (126, 3)), {}, "set model.box_format, model.box_units", id="YOLO-NAS without corners"),
-        pytest.param(
-            outputs_of((100, 7), (100, 4), names=DETR), {}, "set model.score_activation and model.norm", id="unknown DETR"
-        ),
-        pytest.param(
-            outputs_of((300, 7), (300, 4), names=DETR), {"class_names": NAMES}, "set model.score_act", id="DETR of other names"
-        ),
-        pytest.param(
-            outputs_of((100, 92), (100, 4), names=DETR), {"input_hw": (None, None)}, "set model.input_hw", id="DETR of any size"
-        ),
-        pytest.param(
-            outputs_of((1, 4), (1,), (1,), names=("boxes", "scores", "classes")),
-            {"detect": DetectConfig(labels_per_box="several")},
-            "has one class for each box only",
-            id="several labels of a model that has chosen one",
-        ),
-        pytest.param(outputs_of((39, 126), (24, 32, 32)), {}, "those of one that segments: boxes and masks", id="masks"),
-        pytest.param(outputs_of((57, 126)), {"notes": {"task": "pose"}}, "metadata.yaml says its task is 'pose'", id="pose"),
-        pytest.param(outputs_of((7, 126)), {"notes": ["a"]}, "expected keys and values in metadata.yaml, got list", id="a list"),
-        pytest.param(
-            outputs_of((7, 126)), {"notes": {"names": {1: "a"}}}, "expected class names by number from 0", id="names from 1"
-        ),
-        pytest.param(outputs_of((7, 126)), {"notes": {"imgsz": [96]}}, "[height, width] as imgsz", id="half a size"),
-    ],
-)
+@pytest.mark.parametrize(("outputs", "how", "message"), NO_DETECTORS.values(), ids=NO_DETECTORS)
 def test_what_cannot_be_known_or_is_no_detector_is_one_clear_line(outputs, how, message):
     """Never detections of nothing, or of something else."""
     with pytest.raises(ModelError) as caught:

@@ -13,7 +13,7 @@ import numpy as np
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.detector import Detector
-from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel
+from pipeline.detect.engine import FunctionEngine, OpenedModel
 from pipeline.detect.load_detector import load_detector
 from pipeline.errors import ModelError
 from pipeline.storage.files import write_file
@@ -25,7 +25,7 @@ TOY = "tests.detect.versioned_models:open_model"  # an engine that loads at once
 
 
 def open_model(local: str, folder: str, _model: ModelConfig, _detect: DetectConfig) -> OpenedModel:
-    """Opens what `write_version` wrote: finds the bright rectangle, or another one, or fails on a white image."""
+    """Opens what `write_version` wrote: finds the bright rectangle, or another one."""
     says = json.loads(Path(local, "model.onnx").read_text())
     if "broken" in says:
         raise ModelError(f"model {folder}: {says['broken']}")
@@ -33,8 +33,6 @@ def open_model(local: str, folder: str, _model: ModelConfig, _detect: DetectConf
         Path(local, "part").write_bytes(b"more")
 
     def run(pixels: np.ndarray) -> dict[str, np.ndarray]:
-        if "fails" in says and pixels.min() == 255:
-            raise ModelFailed(says["fails"])
         found = np.zeros((len(pixels), 1, 4), np.float32)
         for box, image in zip(found, pixels, strict=True):
             rows, columns = (np.flatnonzero((image[..., 0] > 127).any(axis)) for axis in (1, 0))
@@ -43,9 +41,8 @@ def open_model(local: str, folder: str, _model: ModelConfig, _detect: DetectConf
         boxes = found if "box" not in says else np.broadcast_to(np.float32(says["box"]), found.shape)
         return {"boxes": boxes, "scores": np.full((len(pixels), 1), says["version"] / 100, np.float32)}
 
-    classes = tuple(says.get("classes", "a"))
-    metadata = DetectorMetadata(says.get("name", "detector"), HW, "stretch", classes, box_units="pixels")
-    requests = (np.full((1, *HW, 3), 255, np.uint8), *(text.encode() for text in says.get("requests", ())))
+    metadata = DetectorMetadata("detector", HW, "stretch", tuple(says.get("classes", "a")), box_units="pixels")
+    requests = tuple(text.encode() for text in says.get("requests", ()))
     engine = FunctionEngine(run, DetectConfig(batch_sizes=(1, 2, 4), concurrent_batches=2))
     return OpenedModel(engine, metadata, warmup_requests=requests)
 
@@ -56,8 +53,7 @@ def write_version(path: Path | str, version: int, **says: Any) -> str:
     Args:
       path: The folder of versions.
       version: Its number.
-      **says: `name`, `classes`, `requests` of a warm-up file, `box` that it finds, why it `fails` or is `broken`, or whether
-        it `grows` at its first load.
+      **says: `classes`, `requests` of a warm-up file, `box` that it finds, why it is `broken`, or whether it `grows` when loaded.
     """
     write_file(f"{path}/{version}/model.onnx", json.dumps({"version": version, **says}).encode())
     return f"{path}/{version}"
@@ -78,17 +74,12 @@ def save_version(path: Path, version: int, call_ms: int = 0, values: int = 1) ->
 
     def predict(images: Any) -> dict[str, Any]:
         many = tf.shape(images)[0]
-        place = (
-            tf.cast(tf.gather(tf.reshape(images, [-1]), 0), tf.int32) + (_none_after(call_ms, many) if call_ms else 0)
-        ) % values
-        return {
-            "boxes": bright_box(images)[:, None],
-            "scores": tf.fill([many, 1], version / 100 + tf.gather(learnt, place) * 1e-12),
-        }
+        first = tf.cast(tf.gather(tf.reshape(images, [-1]), 0), tf.int32)
+        place = (first + (_none_after(call_ms, many) if call_ms else 0)) % values
+        score = version / 100 + tf.gather(learnt, place) * 1e-12
+        return {"boxes": bright_box(images)[:, None], "scores": tf.fill([many, 1], score)}
 
-    folder = path / str(version)
-    save_model(folder, predict, tf.TensorSpec((None, *HW, 3), tf.uint8, "images"))
-    return folder
+    return Path(save_model(path / str(version), predict, tf.TensorSpec((None, *HW, 3), tf.uint8, "images")))
 
 
 def _none_after(call_ms: int, images: Any) -> Any:
