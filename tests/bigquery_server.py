@@ -52,26 +52,23 @@ class BigQueryServer:
 
     def answer(self, method: str, path: str, body: bytes, headers: Any) -> tuple[int, JSON]:
         """The status and body of the answer to a request."""
-        is_job = "/upload/" in path or (method == "POST" and path.partition("?")[0].endswith("/jobs"))
+        place = r"(/upload)?/bigquery/v2/projects/p/(datasets|jobs|queries)(?:/([^/?]+))?(?:/tables(?:/([^?]+))?)?(?:\?.*)?"
+        found = re.fullmatch(place, path)
+        assert found, f"{method} {path}"
+        has_file, kind, name, table = found.groups()
+        is_job = kind == "jobs" and method == "POST"
         if is_job and (status := self.answer_instead("before")):
             return _error(status, "accessDenied", "not accepted")
         with self._lock:
-            if "/upload/" in path:
-                return self._upload(path, body, headers)
-            found = re.fullmatch(
-                r"/bigquery/v2/projects/p/(datasets|jobs|queries)(?:/([^/]+))?(?:/tables(?:/(.+))?)?", path.partition("?")[0]
-            )
-            assert found, f"{method} {path}"
-            kind, name, table = found.groups()
             if kind == "datasets":
                 return self._table(method, name, table, body)
             if is_job:
-                return self._insert(json.loads(body), b"")
+                return self._insert(*(_with_file(body, headers) if has_file else (json.loads(body), b"")))
             if name not in self.jobs:
                 return _error(404, "notFound", f"Not found: Job {name}")
             job = self.jobs[name]
-            is_query = {"jobComplete": True, "jobReference": job["jobReference"], "totalRows": "0", "schema": {"fields": []}}
-            return 200, job if kind == "jobs" else is_query
+            no_rows = {"jobComplete": True, "jobReference": job["jobReference"], "totalRows": "0", "schema": {"fields": []}}
+            return 200, job if kind == "jobs" else no_rows
 
     def _table(self, method: str, dataset: str, table: str, body: bytes) -> tuple[int, JSON]:
         if dataset != "d":
@@ -90,14 +87,6 @@ class BigQueryServer:
             del self.rows[name]
             return 200, self.tables.pop(name)
         return 200, self.tables[name]
-
-    def _upload(self, path: str, body: bytes, headers: Any) -> tuple[int, JSON]:
-        """A file of less than 5 MB; the client sends a larger one in parts."""
-        boundary = re.search(rb"boundary=\"?==?[^\";]+", headers["content-type"].encode())
-        assert boundary and "uploadType=multipart" in path
-        mark = b"--" + boundary[0].partition(b"=")[2].strip(b'"')
-        about, content = (part.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n") for part in body.split(mark)[1:3])
-        return self._insert(json.loads(about), content)
 
     def _insert(self, about: JSON, content: bytes) -> tuple[int, JSON]:
         name = about["jobReference"]["jobId"]
@@ -140,6 +129,14 @@ class BigQueryServer:
         inserted = [{name: row.get(name) for name in names} for identity, row in new.items() if identity not in there]
         rows += inserted
         return len(inserted)
+
+
+def _with_file(body: bytes, headers: Any) -> tuple[JSON, bytes]:
+    """A job with a file of less than 5 MB; the client sends a larger one in parts."""
+    boundary = re.search(rb"boundary=\"?(==?[^\";]+)", headers["content-type"].encode())
+    assert boundary
+    about, content = (part.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n") for part in body.split(b"--" + boundary[1])[1:3])
+    return json.loads(about), content
 
 
 def _rows(file: bytes, columns: list[JSON]) -> list[JSON]:

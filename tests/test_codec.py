@@ -66,7 +66,6 @@ def of_confidences(array):
         pytest.param(pickle.dumps(REF), id="a pickle"),
         pytest.param(b"ImageRef:" + pickle.dumps(REF), id="a pickle with a name"),
         pytest.param(RecordCoder().encode(REF)[:-9], id="cut off"),
-        pytest.param(b"\x01\x00\x00\x00\x10", id="of the release before"),
         pytest.param(of_confidences(["float32", [2], bytes(4)]), id="bytes that are not there"),
         pytest.param(of_confidences(["float32", [2], bytes(8)]), id="arrays of two lengths"),
         pytest.param(of_confidences(["object", [1], bytes(8)]), id="an array of objects"),

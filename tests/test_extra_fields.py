@@ -24,8 +24,7 @@ def nested(depth):
     [
         pytest.param({}, {}, id="nothing"),
         pytest.param({"tags": ["a", {"b": [1]}]}, ..., id="lists and sections"),
-        pytest.param({"a": nested(4)}, ..., id="as deep as may be"),
-        pytest.param({"a": nested(5), "b": 1}, {"b": 1, "...": 1}, id="deeper"),
+        pytest.param({"a": nested(5), "b": nested(4)}, {"b": nested(4), "...": 1}, id="too deep, and as deep as may be"),
         pytest.param({"a": "x" * 1990}, ..., id="as large as may be"),
         pytest.param({"a": "x" * 1993}, {"...": 1}, id="larger"),
         pytest.param({"a": "ä" * 1500, "b": "x" * 1500, "c": "y" * 1500}, {"b": "x" * 1500, "...": 2}, id="large together"),

@@ -146,18 +146,21 @@ def answers(tmp_path_factory):
     (folder / "junk.yaml").write_text("a: [\n")
     write_rows(f"{folder}/earlier", [detected("gs://b/a.jpg")])
     commands = {"help": ["--help"], "doctor": ["doctor"], "typo": ["evalute"], "help of a run": ["run", "--help"]}
-    commands |= {name: argv for name, (argv, _) in MISTAKES.items()}
+    commands |= {"versions": ["--version"]} | {name: argv for name, (argv, _) in MISTAKES.items()}
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(REPO)!r})\n{IN_ONE_PROCESS}"]
     given = json.dumps([*commands.values()])
     done = subprocess.run(command, input=given, cwd=folder, capture_output=True, text=True, check=True)
     return dict(zip(commands, json.loads(done.stdout), strict=True)), sorted(os.listdir(folder))
 
 
-def test_only_the_module_of_the_verb_is_imported(answers):
-    """Help and mistakes answer at once, and `doctor` imports neither TensorFlow nor Beam."""
+def test_help_and_versions_are_shown_at_once_and_only_the_module_of_the_verb_is_imported(answers):
+    """`doctor`, too, imports neither TensorFlow nor Beam."""
     assert [answers[0][name][-1] for name in ("help", "doctor", "typo")] == [[], [], []]
     code, out, err, imported = answers[0]["help of a run"]
     assert (code, err, imported) == (0, "", ["pipeline.run"]) and "--score-threshold" in out
+    code, out, err, imported = answers[0]["versions"]
+    assert (code, err, imported) == (0, "", ["pipeline.run"])
+    assert re.fullmatch(r"detect-objects [\d.]+, Beam [\d.]+, TensorFlow [\d.]+, Python 3[\d.]+\n", out)
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -195,11 +198,6 @@ def test_a_home_folder_and_a_file_uri_are_paths_wherever_one_is_given(write, tmp
     assert compact.main(["--output", given["output"]]) == 0
     assert reconcile.main([*places, "--write-missing", write(tmp_path / "missing.jsonl")]) == 0
     assert sorted(os.listdir(tmp_path)) == ["job.yaml", "missing.jsonl", "model", "out", "photos"]
-
-
-def test_the_versions_are_shown(capsys):
-    assert main(["--version"]) == 0
-    assert re.fullmatch(r"detect-objects [\d.]+, Beam [\d.]+, TensorFlow [\d.]+, Python 3[\d.]+\n", capsys.readouterr().out)
 
 
 def test_what_a_job_waits_for_is_seen_without_verbose():

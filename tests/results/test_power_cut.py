@@ -62,13 +62,10 @@ def test_what_the_disk_could_not_take_is_an_error(tmp_path, refusing, kind, code
     write_file(f"{tmp_path}/a", b"old")
     write_file(f"{tmp_path}/b", b"new")
     refusing(kind, code)
-    for fails in (
-        lambda: write_file(f"{tmp_path}/a", b"new"),
-        lambda: move_files({f"{tmp_path}/b": f"{tmp_path}/a"}),
-        lambda: sync([f"{tmp_path}/a", str(tmp_path)]),
-    ):
+    a, b = f"{tmp_path}/a", f"{tmp_path}/b"
+    for change, given in ((write_file, (a, b"new")), (move_files, ({b: a},)), (sync, ([a, str(tmp_path)],))):
         with pytest.raises(OSError, match=re.escape(os.strerror(code))):
-            fails()
+            change(*given)
         assert kind is stat.S_ISDIR or (tmp_path / "a").read_bytes() == b"old"
 
 
