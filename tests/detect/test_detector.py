@@ -109,17 +109,22 @@ def test_one_detector_serves_all_who_ask_with_the_same_settings(bright_model):
     assert shared_detector(ModelConfig(path=bright_model), DetectConfig(batch_sizes=(1,))) is not first
 
 
-@pytest.fixture(scope="module")
-def picky_model(tmp_path_factory):
-    """A model that fails in its graph on any batch with a pixel of value 13."""
+def save_failing(folder, accepts, message):
+    """A model that fails in its graph on any batch that it does not accept."""
 
     def predict(images):
-        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(images != 13), ["unlucky pixel"])]):
+        with tf.control_dependencies([tf.debugging.Assert(accepts(images), [message])]):
             box = bright_box(tf.identity(images))
         return {"boxes": box[:, None], "scores": tf.fill([tf.shape(images)[0], 1], 0.75)}
 
-    spec = tf.TensorSpec((None, 96, 128, 3), tf.uint8, "images")
-    return save_model(tmp_path_factory.mktemp("models") / "picky", predict, spec)
+    return save_model(folder, predict, tf.TensorSpec((None, 96, 128, 3), tf.uint8, "images"))
+
+
+@pytest.fixture(scope="module")
+def picky_model(tmp_path_factory):
+    """A model that fails on a pixel of value 13."""
+    folder = tmp_path_factory.mktemp("models") / "picky"
+    return save_failing(folder, lambda images: tf.reduce_all(images != 13), "unlucky pixel")
 
 
 def test_an_image_that_breaks_the_model_is_one_dead_letter(picky_model):
@@ -203,12 +208,7 @@ def test_batches_for_which_tensorflow_has_no_memory_are_not_used_again(tmp_path)
 
 
 def test_a_model_that_fails_on_a_blank_image_is_one_clear_error(tmp_path):
-    def predict(images):
-        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_any(images != 0), ["all black"])]):
-            box = bright_box(tf.identity(images))
-        return {"boxes": box[:, None], "scores": tf.ones([tf.shape(images)[0], 1])}
-
-    folder = save_model(tmp_path / "model", predict, tf.TensorSpec((None, 96, 128, 3), tf.uint8, "images"))
+    folder = save_failing(tmp_path / "model", lambda images: tf.reduce_any(images != 0), "all black")
     with pytest.raises(ModelError, match="fails on a blank image: ") as caught:
         load_detector(ModelConfig(path=folder), CPU)
     assert "\n" not in str(caught.value)

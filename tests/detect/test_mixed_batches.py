@@ -1,4 +1,4 @@
-"""Models that mix the images of a batch get one image at a time, and answer for each what TensorFlow answers for it alone."""
+"""A model that mixes the images of a batch gets one at a time, and answers for each what TensorFlow answers for it alone."""
 
 import numpy as np
 import pytest
@@ -56,15 +56,6 @@ def picture(seed, bright_cells):
 PICTURES = [picture(seed, bright) for seed, bright in enumerate((3, 5, 0, 7, 2, 6, 1, 4))]
 
 
-def check(results, alone):
-    """Each result has the boxes (xyxy, shares), scores and classes that `alone` finds in these pixels."""
-    for (_, pixels), result in zip(PICTURES, results, strict=True):
-        boxes, scores = alone(pixels)
-        assert result.detections.class_ids.tolist() == scores.argmax(axis=1).tolist()
-        np.testing.assert_allclose(result.detections.confidences, scores.max(axis=1), atol=1e-6)
-        np.testing.assert_allclose(result.detections.boxes_xyxy, boxes * 64, atol=1e-3)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("threshold", "config"),
@@ -79,35 +70,13 @@ def test_a_yolov4_of_tensorflow_answers_for_each_image_what_it_answers_alone(tmp
     assert family_of(metadata) == "YOLOv4 of tensorflow-yolov4-tflite"
     results, detector = detected(folder, [image for image, _ in PICTURES], SETTINGS, **config)
     signature = tf.saved_model.load(folder).signatures["serving_default"]
-
-    def alone(pixels):
+    for (_, pixels), result in zip(PICTURES, results, strict=True):
         rows = signature(input_1=tf.constant(pixels[None] / 255.0, tf.float32))["tf_concat_18"].numpy()[0]
         rows = rows[np.argsort(-rows[:, 4:].max(axis=1))]  # no two boxes overlap: nothing to suppress
-        return rows[:, [1, 0, 3, 2]], rows[:, 4:]
-
-    check(results, alone)
+        assert result.detections.class_ids.tolist() == rows[:, 4:].argmax(axis=1).tolist()
+        np.testing.assert_allclose(result.detections.confidences, rows[:, 4:].max(axis=1), atol=1e-6)
+        np.testing.assert_allclose(result.detections.boxes_xyxy, rows[:, [1, 0, 3, 2]] * 64, atol=1e-3)
     assert {len(result.detections) for result in results} == set(range(8))
     said = [line for line in capfd.readouterr().err.splitlines() if "would mix its images" in line]
     assert detector.batch_sizes == (1,) and said == [*detector.model.notes]
     assert folder in said[0] and "batch size 1" in said[0]
-
-
-def test_a_model_of_a_fixed_batch_that_normalises_over_it_gets_each_image_alone(tmp_path):
-    """As one that was saved while it trained."""
-
-    def predict(images):
-        light = tf.reduce_mean(tf.cast(images, tf.float32), [1, 2, 3])
-        shifted = 0.5 + (light - tf.reduce_mean(light)) / 255.0
-        box = tf.constant([[0.25, 0.25, 0.75, 0.75]]) + 0.1 * shifted[:, None]
-        return {"boxes": box[:, None], "scores": shifted[:, None]}
-
-    folder = save_model(tmp_path / "model", predict, tf.TensorSpec((3, *HW, 3), tf.uint8, "images"))
-    results, detector = detected(folder, [image for image, _ in PICTURES], DetectConfig(score_threshold=0.0))
-    signature = tf.saved_model.load(folder).signatures["serving_default"]
-
-    def alone(pixels):
-        found = signature(images=tf.constant(np.repeat(pixels[None], 3, 0)))
-        return found["boxes"].numpy()[0], found["scores"].numpy()[:1]
-
-    check(results, alone)
-    assert (detector.batch_sizes, len(detector.model.notes)) == ((3,), 1)

@@ -8,9 +8,9 @@ import pytest
 from pipeline.config import DetectConfig
 from pipeline.errors import ModelError
 from pipeline.import_model import main as import_model
-from tests.detect.test_families import best_of, centres_to_corners
+from tests.detect.test_families import best_of, centres_to_corners, picture
 from tests.onnx_files import HW, NAMES, head, write_yolo
-from tests.tiny_models import detected, png
+from tests.tiny_models import detected
 
 pytest.importorskip("onnxruntime", reason="the extra onnxruntime is not installed")
 pytest.importorskip("openvino", reason="the extra openvino is not installed")
@@ -19,14 +19,7 @@ SETTINGS = {"score_threshold": 0.45, "max_detections": 300, "iou_threshold": 0.6
 ENGINES = ["openvino", "onnxruntime"]
 
 
-def picture(seed):
-    """As large as the input, so that no resize changes it; each cell of 8 pixels has one colour."""
-    cells = np.random.default_rng(seed).integers(0, 255, (HW[0] // 8, HW[1] // 8, 3), np.uint8)
-    pixels = cells.repeat(8, 0).repeat(8, 1)
-    return png(f"{seed}.png", pixels), pixels
-
-
-PICTURES = [picture(seed) for seed in range(7)]
+PICTURES = [picture(HW[::-1], seed) for seed in range(7)]  # as large as the input, so that no resize changes them
 
 
 def expected(pixels):

@@ -3,6 +3,7 @@
 After an upgrade the test of a private function fails by its name.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import tensorflow as tf
 from pipeline.detect.tensorflow_internals import freeze
 from tests.conftest import REPO
 from tests.forked_jobs import run_forked
+from tests.processes import end_group, running
 
 
 @pytest.mark.slow
@@ -52,29 +54,24 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def process(tmp_path, request, monkeypatch):
-    """Starts a process that takes a GPU and keeps it; ends it where it is asked to."""
+def process(tmp_path, monkeypatch):
+    """Starts a process that takes a GPU and keeps it until it is ended."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with contextlib.ExitStack() as ended:
 
-    def start(gpus: int) -> tuple[int, subprocess.Popen]:
-        command = [sys.executable, "-c", TAKE, str(gpus)]
-        started = subprocess.Popen(command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        request.addfinalizer(lambda: end(started))
-        return int(started.stdout.readline()), started
+        def start(gpus: int) -> tuple[int, subprocess.Popen]:
+            command = [sys.executable, "-c", TAKE, str(gpus)]
+            started = ended.enter_context(running(command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            return int(started.stdout.readline()), started
 
-    return start
-
-
-def end(process: subprocess.Popen) -> None:
-    process.kill()
-    process.communicate()
+        yield start
 
 
 def test_each_process_has_a_gpu_of_its_own_until_all_are_taken(process):
     """Then the next ones share them evenly; one whose process was killed is free again."""
     taken = [process(3) for _ in range(5)]
     assert [number for number, _ in taken] == [0, 1, 2, 0, 1]
-    end(taken[2][1])
+    end_group(taken[2][1])
     assert process(3)[0] == 2
 
 

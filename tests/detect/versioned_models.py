@@ -50,23 +50,16 @@ def open_model(local: str, folder: str, _model: ModelConfig, _detect: DetectConf
 def write_version(path: Path | str, version: int, **says: Any) -> str:
     """Writes a version of `TOY` below a folder of versions, local or on object storage; returns its folder.
 
-    Args:
-      path: The folder of versions.
-      version: Its number.
-      **says: `classes`, `requests` of a warm-up file, `box` that it finds, why it is `broken`, or whether it `grows` when loaded.
+    It may have `classes`, `requests` of a warm-up file and a `box` that it finds, be `broken`, or grow when loaded (`grows`).
     """
     write_file(f"{path}/{version}/model.onnx", json.dumps({"version": version, **says}).encode())
     return f"{path}/{version}"
 
 
 def save_version(path: Path, version: int, call_ms: int = 0, values: int = 1) -> Path:
-    """Writes one version below a folder of versions; returns its own folder.
+    """Writes a SavedModel below a folder of versions; returns its own folder.
 
-    Args:
-      path: The folder of versions.
-      version: Its number.
-      call_ms: How long each of its calls takes at least; it waits, and leaves the processor to others.
-      values: How many it has learnt.
+    Each of its calls takes at least `call_ms`, in which it leaves the processor to others; it has learnt so many `values`.
     """
     import tensorflow as tf
 
