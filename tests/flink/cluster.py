@@ -16,40 +16,29 @@ import signal
 import subprocess
 import sys
 import time
-import types
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.conftest import REPO
 from tests.emulators import free_ports, listens, start_server
+from tests.processes import end_group, wait_until
 
-TASKMANAGERS = 2
-TASKMANAGER_NAMES = tuple(f"taskmanager{number}" for number in range(TASKMANAGERS))
-START_SECONDS = 90.0
+TASKMANAGER_NAMES = ("taskmanager0", "taskmanager1")
 _JARS = Path(os.environ.get("FLINK_JARS", REPO / ".tools" / "flink" / "lib"))
 _DEPLOY = REPO / "deploy" / "flink"
 # what Flink's own scripts open of Java 17
+_PACKAGES = ("lang", "lang.reflect", "net", "io", "nio", "text", "time", "util")
+_OF_UTIL = ("concurrent", "concurrent.atomic", "concurrent.locks")
 _OPENS = [
     *(f"--add-exports={place}=ALL-UNNAMED" for place in ("java.base/sun.net.util", "java.rmi/sun.rmi.registry")),
     "--add-exports=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
-    *(
-        f"--add-opens=java.base/java.{package}=ALL-UNNAMED"
-        for package in ("lang", "lang.reflect", "net", "io", "nio", "text", "time", "util")
-    ),
-    *(
-        f"--add-opens=java.base/java.util.{package}=ALL-UNNAMED"
-        for package in ("concurrent", "concurrent.atomic", "concurrent.locks")
-    ),
+    *(f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in (*_PACKAGES, *(f"util.{name}" for name in _OF_UTIL))),
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
 ]
-_JVM = [
-    "-XX:+UseSerialGC",
-    "-XX:TieredStopAtLevel=1",
-    "-Dorg.slf4j.simpleLogger.showDateTime=true",
-    "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
-]
+_LOG = "-Dorg.slf4j.simpleLogger"
+_JVM = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"{_LOG}.showDateTime=true", f"{_LOG}.dateTimeFormat=HH:mm:ss.SSS"]
 _MAIN = {
     "jobmanager": "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint",
     "taskmanager": "org.apache.flink.runtime.taskexecutor.TaskManagerRunner",
@@ -73,65 +62,55 @@ class FlinkCluster:
 
     Args:
       folder: For logs, checkpoints and savepoints.
-      settings: Of Flink's configuration, beside those of `deploy/flink/flink-conf.yaml`.
 
     Attributes:
       rest: URL of Flink's REST API and dashboard.
       job_endpoint: Where Beam's job server listens.
-      folder: For logs, checkpoints and savepoints.
+      folder: As given, absolute.
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, str] = types.MappingProxyType({})):
+    def __init__(self, folder: Path):
         self.folder = folder.absolute()
-        self._rpc_port, rest_port, self._job_port, self._artifact_port, self._expansion_port = free_ports(5)
+        rpc_port, rest_port, self._job_port, self._artifact_port, self._expansion_port = free_ports(5)
         self.rest = f"http://127.0.0.1:{rest_port}"
         self.job_endpoint = f"127.0.0.1:{self._job_port}"
         self._settings = {
-            "jobmanager.rpc.port": self._rpc_port,
+            "jobmanager.rpc.port": rpc_port,
             "rest.port": rest_port,
             "state.checkpoints.dir": f"file://{self.folder}/checkpoints",
             "state.savepoints.dir": f"file://{self.folder}/savepoints",
             "io.tmp.dirs": f"{self.folder}/tmp",
-            **settings,
         }
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, taskmanagers: int = TASKMANAGERS) -> None:
+    def start(self) -> None:
         """Starts everything, and waits until it can take a job."""
         for name in ("logs", "tmp", "checkpoints", "savepoints"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         self.start_jobmanager()
-        self.start_taskmanagers(taskmanagers)
+        self.start_taskmanagers()
         self.start_job_server()
-        self.wait_for_taskmanagers(taskmanagers)
+        self.wait_for_taskmanagers()
 
     def start_jobmanager(self) -> None:
-        """Starts the JobManager, where none runs."""
-        self._start("jobmanager", "jobmanager", "-Xmx512m")
+        self._start_of_flink("jobmanager", "jobmanager", ["-Xmx512m"], self._settings)
 
-    def start_taskmanagers(self, count: int = TASKMANAGERS) -> None:
-        """Starts the TaskManagers, where none runs."""
-        for number in range(count):
-            self.start_taskmanager(number)
+    def start_taskmanagers(self, *names: str) -> None:
+        """Starts the TaskManagers of these names, by default all, where none of the name runs."""
+        for name in names or TASKMANAGER_NAMES:
+            settings = {**self._settings, "taskmanager.resource-id": f"{name}-{time.time_ns()}"}
+            self._start_of_flink(name, "taskmanager", ["-Xmx640m", "-XX:MaxDirectMemorySize=512m"], settings)
 
     def start_job_server(self) -> None:
         """Starts Beam's job server, and waits until it listens."""
-        ports = (f"--job-port={self._job_port}", f"--artifact-port={self._artifact_port}")
-        self._start(
-            "jobserver",
-            "jobserver",
-            "-Xmx768m",
+        ports = {"job": self._job_port, "artifact": self._artifact_port, "expansion": self._expansion_port}
+        flags = [
             f"--flink-master={self.rest.removeprefix('http://')}",
-            *ports,
-            f"--expansion-port={self._expansion_port}",
-            "--job-host=127.0.0.1",
-            f"--artifacts-dir={self.folder}/artifacts",
-        )
-        _wait_until(lambda: listens(self._job_port), "the job server to listen")
-
-    def start_taskmanager(self, number: int) -> None:
-        """Starts a TaskManager, of a number that none has that runs."""
-        self._start(f"taskmanager{number}", "taskmanager", "-Xmx640m", "-XX:MaxDirectMemorySize=512m")
+            *(f"--{name}-port={port}" for name, port in ports.items()),
+        ]
+        flags += ["--job-host=127.0.0.1", f"--artifacts-dir={self.folder}/artifacts"]
+        self._start("jobserver", "jobserver", ["-Xmx768m"], flags)
+        self._wait_until(lambda: listens(self._job_port), "jobserver")
 
     def kill(self, *names: str) -> None:
         """Kills processes as the loss of their machine would: with all that they started."""
@@ -142,29 +121,22 @@ class FlinkCluster:
 
     def kill_at_checkpoint(self, *names: str, after_ms: float) -> Kill:
         """Kills processes so long after the next checkpoint is completed."""
-        with (self.folder / "logs" / "jobmanager.log").open("rb") as log:
+        with (self.folder / "logs" / "jobmanager.log").open() as log:
             log.seek(0, os.SEEK_END)
-            end = time.monotonic() + START_SECONDS
-            while b"Completed checkpoint" not in (line := log.readline()):
-                if time.monotonic() > end:
-                    raise TimeoutError(f"no checkpoint within {START_SECONDS:g} s")
-                if not line:
-                    time.sleep(0.002)
-        said = datetime.datetime.strptime(line.split()[0].decode(), "%H:%M:%S.%f").time()
-        completed = datetime.datetime.combine(datetime.date.today(), said)
+            lines = iter(log.readline, None)
+            line = wait_until(lambda: next((line for line in lines if not line or "Completed checkpoint" in line), ""))
+        completed = datetime.datetime.combine(datetime.date.today(), datetime.time.fromisoformat(line.split()[0]))
         time.sleep(max(0.0, after_ms / 1e3 - (datetime.datetime.now() - completed).total_seconds()))
         killed_ms = (datetime.datetime.now() - completed).total_seconds() * 1e3
         self.kill(*names)
-        took = re.search(rb"checkpointDuration=(\d+) ms", line)
+        took = re.search(r"checkpointDuration=(\d+) ms", line)
         assert took, line
         return Kill(killed_ms, float(took[1]))
 
     def log(self, name: str) -> str:
-        """What a process has said so far."""
         return (self.folder / "logs" / f"{name}.log").read_text(errors="replace")
 
     def ask(self, path: str, method: str = "GET") -> Any:
-        """What Flink's REST API answers."""
         with urllib.request.urlopen(urllib.request.Request(self.rest + path, method=method), timeout=10) as answer:
             return json.load(answer)
 
@@ -173,43 +145,34 @@ class FlinkCluster:
         found = sorted(self.ask("/jobs/overview")["jobs"], key=lambda job: job["start-time"])
         return [job["jid"] for job in found if job["state"] == state]
 
-    def wait_for_taskmanagers(self, count: int) -> None:
-        """Waits until so many are registered."""
-
+    def wait_for_taskmanagers(self) -> None:
         def registered() -> bool:
             with contextlib.suppress(OSError):
-                return len(self.ask("/taskmanagers")["taskmanagers"]) >= count
+                return len(self.ask("/taskmanagers")["taskmanagers"]) >= len(TASKMANAGER_NAMES)
             return False
 
-        _wait_until(registered, f"{count} TaskManagers to register")
+        self._wait_until(registered, "jobmanager")
 
     def close(self) -> None:
-        """Ends everything."""
         for process in self._processes.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        for process in self._processes.values():
-            process.wait()
+            end_group(process)
         self._processes.clear()
 
-    def _start(self, name: str, kind: str, *arguments: str) -> None:
-        jvm = [argument for argument in arguments if argument.startswith("-X")]
-        own = [argument for argument in arguments if not argument.startswith("-X")]
-        if kind != "jobserver":
-            own += ["--configDir", str(_DEPLOY)]
-            settings = {
-                **self._settings,
-                **({"taskmanager.resource-id": f"{name}-{time.time_ns()}"} if kind == "taskmanager" else {}),
-            }
-            for key, value in settings.items():
-                own += ["-D", f"{key}={value}"]
-        command = ["java", *_JVM, *jvm, *_OPENS, "-cp", f"{_JARS}/*", _MAIN[kind], *own]
+    def _start_of_flink(self, name: str, kind: str, jvm: list[str], settings: Mapping[str, object]) -> None:
+        given = [part for key, value in settings.items() for part in ("-D", f"{key}={value}")]
+        self._start(name, kind, jvm, ["--configDir", str(_DEPLOY), *given])
+
+    def _start(self, name: str, kind: str, jvm: list[str], arguments: list[str]) -> None:
+        command = ["java", *_JVM, *jvm, *_OPENS, "-cp", f"{_JARS}/*", _MAIN[kind], *arguments]
         self._processes[name] = start_server(command, log=self.folder / "logs" / f"{name}.log", cwd=self.folder)
+
+    def _wait_until(self, holds: Callable[[], bool], name: str) -> None:
+        wait_until(holds, lambda: self.log(name), self._processes[name])
 
 
 @contextlib.contextmanager
-def running_flink(folder: Path, taskmanagers: int = TASKMANAGERS, **settings: str) -> Iterator[FlinkCluster]:
-    """Starts a cluster, with these settings in Flink's configuration, and ends it.
+def running_flink(folder: Path) -> Iterator[FlinkCluster]:
+    """Starts a cluster, and ends it.
 
     Raises:
       FlinkMissing: Java or the jars are not here.
@@ -218,9 +181,9 @@ def running_flink(folder: Path, taskmanagers: int = TASKMANAGERS, **settings: st
         raise FlinkMissing("no Java, which Flink runs on; get it with `apt-get install default-jdk-headless`")
     if not list(_JARS.glob("beam-runners-flink-*.jar")):
         raise FlinkMissing("no Flink; `make flink` fetches it, where Java and Maven are")
-    cluster = FlinkCluster(folder, settings)
+    cluster = FlinkCluster(folder)
     try:
-        cluster.start(taskmanagers)
+        cluster.start()
         yield cluster
     finally:
         cluster.close()
@@ -237,11 +200,3 @@ def worker_flags(**environment: str) -> list[str]:
     given = {"PIPELINE_PYTHON": sys.executable, "NO_GCE_CHECK": "true", "TF_CPP_MIN_LOG_LEVEL": "2", **environment}
     worker = json.dumps({"command": str(_DEPLOY / "worker"), "env": given})
     return ["--environment_type=PROCESS", f"--environment_config={worker}"]
-
-
-def _wait_until(is_so: Any, what: str) -> None:
-    end = time.monotonic() + START_SECONDS
-    while not is_so():
-        if time.monotonic() > end:
-            raise TimeoutError(f"waited {START_SECONDS:g} s for {what}")
-        time.sleep(0.1)

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from tests.conftest import without_stamps, write_bright_image
-from tests.flink.cluster import TASKMANAGERS, FlinkCluster, job_flags
+from tests.flink.cluster import FlinkCluster, job_flags
 from tests.flink.test_streaming import CONFIG, RECOVERY_SECONDS, Stream, archived, eventually
 from tests.streaming_job import StreamingJob
 
@@ -32,7 +32,7 @@ def test_a_stream_that_is_stopped_under_load_goes_on_without_loss_or_repeat(stre
 
     The job server may go away meanwhile.
     """
-    job, uris = stream.job, [stream.image(str(number)) for number in range(IMAGES)]
+    job, uris = stream.job, stream.new_images("first", IMAGES)
     job.start()
     assert eventually(flink.jobs, RECOVERY_SECONDS)
     (found,) = flink.jobs()
@@ -40,27 +40,22 @@ def test_a_stream_that_is_stopped_under_load_goes_on_without_loss_or_repeat(stre
     assert (checkpoints["interval"], checkpoints["min_pause"], checkpoints["max_concurrent"]) == (5000, 1000, 1)
     flink.kill("jobserver")
     stream.publish(uris[:1], RATE)
-    stream.take(150)
+    stream.take()
     assert set(stream.answers) == set(uris[:1])
     flink.start_job_server()
 
     publishing = threading.Thread(target=stream.publish, args=(uris, RATE))
     publishing.start()
-    assert eventually(lambda: stream.answered(job) > IMAGES // 10 and " event-to-publish p50 " in job.output(), 60)
+    assert eventually(lambda: stream.answered() > IMAGES // 10 and " event-to-publish p50 " in job.output(), 60)
     assert job.signal(signal.SIGTERM) == 0, job.output()
     (place,) = re.findall(r"--resume (\S+)", job.output())
     assert flink.jobs() == []
-    before = -1
-    while len(stream.answers) > before:  # what was answered before it stopped
-        before = len(stream.answers)
-        stream.answered(job)
+    before = stream.rest()
     check_figures(job, before)
     job.start(flags=("--resume", place))
     publishing.join()
-    stream.publish([stream.image(f"later-{number}") for number in range(IMAGES // 10)], RATE)
-    stream.take(150)
-    stream.note(job.take(job.detections, 10_000, timeout_s=5))
-    assert stream.asked - set(stream.answers) == set()
+    stream.publish(stream.new_images("later", IMAGES // 10), RATE)
+    assert stream.lost() == set()
     assert [uri for uri, count in stream.answers.items() if count > 1] == []
     assert eventually(lambda: archived(job) == stream.asked, 60)
     assert job.signal(signal.SIGINT) == 0, job.output()
@@ -77,11 +72,8 @@ def check_figures(job: StreamingJob, answered: int) -> None:
     assert 0 < detected <= answered and images["dead"] == 0, job.output()
     assert images["read"] == detected + images["skipped"]
     assert set(summary["latency_ms"]) == {"p50", "p90", "p99", "max"} and summary["submission_seconds"] > 0
-    assert re.search(
-        r"^ *\d+ s  \d+ of \d+ images, \d+\.\d images/s, batches of .*, event-to-publish p50 \d+ ms",
-        without_stamps(job.output()),
-        re.MULTILINE,
-    )
+    progress = r"^ *\d+ s  \d+ of \d+ images, \d+\.\d images/s, batches of .*, event-to-publish p50 \d+ ms"
+    assert re.search(progress, without_stamps(job.output()), re.MULTILINE)
     assert f"{images['read']} images read: {detected} detected, 0 dead" in job.output()
     assert (job.archive / "report.html").exists()
 
@@ -90,8 +82,8 @@ def test_a_stream_that_went_with_its_jobmanager_goes_on_from_its_last_checkpoint
     """Without high availability a JobManager that is started again knows no job; the launcher says how to go on."""
     job = stream.job
     job.start()
-    stream.publish([stream.image(f"before-{number}") for number in range(10)], RATE)
-    stream.take(150)
+    stream.publish(stream.new_images("before", 10), RATE)
+    stream.take()
     (lost,) = flink.jobs()
     assert eventually(lambda: flink.ask(f"/jobs/{lost}/checkpoints")["latest"]["completed"], RECOVERY_SECONDS)
     assert f"FixedDelayRestartBackoffTimeStrategy(maxNumberRestartAttempts={2**31 - 1}" in flink.log("jobmanager")
@@ -102,17 +94,16 @@ def test_a_stream_that_went_with_its_jobmanager_goes_on_from_its_last_checkpoint
     # where a new JobManager is not there within a minute, Flink is out of reach
     said = rf"^error: the job failed: Flink .*; --resume <state\.checkpoints\.dir>/{lost}/chk-<latest> goes on from there$"
     assert re.search(said, job.output(), re.MULTILINE), job.output()
-    flink.wait_for_taskmanagers(TASKMANAGERS)
+    flink.wait_for_taskmanagers()
     (kept,) = (flink.folder / "checkpoints" / lost).glob("chk-*/_metadata")
     job.start(flags=("--resume", f"file:{kept.parent}"))
-    assert eventually(lambda: runs(flink), RECOVERY_SECONDS), job.output()
-    stream.publish([stream.image(f"after-{number}") for number in range(10)], RATE)
+    assert eventually(lambda: all_parts_run(flink), RECOVERY_SECONDS), job.output()
+    stream.publish(stream.new_images("after", 10), RATE)
     assert stream.lost() == set(), job.output()
     assert job.signal(signal.SIGINT) == 0, job.output()
 
 
-def runs(flink: FlinkCluster) -> bool:
-    """Whether all parts of a job run."""
+def all_parts_run(flink: FlinkCluster) -> bool:
     return any({part["status"] for part in flink.ask(f"/jobs/{job}")["vertices"]} == {"RUNNING"} for job in flink.jobs())
 
 

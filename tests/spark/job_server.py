@@ -1,8 +1,4 @@
-"""Beam's job server for Spark on this machine, with a Spark of its own in it, for tests.
-
-It is a process group of its own on free ports, all that it writes is under one folder, and it ends with this process, however
-that ends. The jars come from `make spark`; the worker that it starts is the one for Flink, which knows no runner.
-"""
+"""Beam's job server for Spark on this machine, with a Spark of its own in it. Its jars come from `make spark`."""
 
 from __future__ import annotations
 
