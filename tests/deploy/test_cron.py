@@ -10,13 +10,13 @@ import pytest
 
 from pipeline import run
 from pipeline.config import Config, load_config
-from tests.conftest import REPO, write_bright_image
-from tests.launch.jobs import rows_of
+from tests.conftest import REPO
+from tests.launch.jobs import rows_of, write_images
 
 TEXT = (REPO / "deploy" / "cron.md").read_text()
 UNITS = {path.name: path.read_text() for path in sorted((REPO / "deploy/systemd").iterdir())}
 STREAM = UNITS["detect-stream.service"]
-DATED = "2026/11/20"
+DATED, LATER = "2026/11/20", "2026/11/23"
 
 
 def crontab_command() -> str:
@@ -66,7 +66,8 @@ def test_the_unit_of_a_stream_has_a_command_of_this_program_and_time_to_end():
 @pytest.fixture
 def put(tmp_path, bright_model):
     """Puts what the document's paths stand for in a test into a text."""
-    write_bright_image(tmp_path / "raw" / DATED / "a.png", (64, 48), (10, 10, 30, 30))
+    for day in (DATED, LATER):
+        write_images(tmp_path / "raw" / day, "a.png")
     places = {
         "cd /opt/detect": f"cd {REPO}",
         "/opt/detect/.venv/bin/python": sys.executable,
@@ -84,7 +85,7 @@ def shell(command: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_the_crontab_line_runs_is_silent_and_does_no_image_twice_and_says_what_failed(put, tmp_path):
+def test_the_crontab_line_runs_is_silent_and_does_each_image_of_its_days_once_and_says_what_failed(put, tmp_path):
     for _ in ("a night", "the next one"):
         assert shell(put(crontab_command())) == (0, "")
     assert [row["image"]["uri"] for row in rows_of(tmp_path / "detections")] == [f"{tmp_path}/raw/{DATED}/a.png"]

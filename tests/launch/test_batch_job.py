@@ -22,6 +22,7 @@ from tests.launch.jobs import (
     write_images,
     write_work,
 )
+from tests.launch.test_notify import Webhook
 from tests.shard_rows import rows_in
 
 SIZES_AND_BOXES = {
@@ -151,10 +152,17 @@ def test_prism_gives_the_same_rows_and_files_as_the_direct_runner(mixed_job, tmp
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_run_says_so_in_one_line_and_the_same_command_does_the_rest(sent, arguments, out, tmp_path, run_job):
-    """Ctrl-C, or the signal of a scheduler: no traceback; rows that are written stay, and no image is done twice."""
+    """Ctrl-C, or the signal of a scheduler: no traceback; rows that are written stay, and no image is done twice.
+
+    A webhook is told what was counted by then.
+    """
     write_work(tmp_path / "in")
     arguments += ["--batch-sizes", 16]
-    assert signal_at_work(sent, arguments, out) == (130, "stopped; rows that were written stay\n")
+    with Webhook(200) as webhook:
+        stopped = signal_at_work(sent, [*arguments, "--notify", webhook.url], out)
+    assert stopped == (130, "stopped; rows that were written stay\n")
+    (told,) = webhook.got
+    assert told["exit_code"] == 130 and told["images"]["detected"] > 0
     done = len(rows_in(str(out)))
     assert 0 < done < WORK_IMAGES and not list(out.glob(".*"))
     assert not (out / "summary.json").exists() and not (out / "runs").exists()

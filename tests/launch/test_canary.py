@@ -1,4 +1,4 @@
-"""A canary in jobs as a user runs them, each in a process of its own."""
+"""A canary in a stream as a user runs it, in a process of its own."""
 
 import json
 import signal
@@ -40,11 +40,3 @@ def test_a_stream_has_a_canary_whose_figures_stand_in_its_summary_and_report(pub
     shown = (canary["version"], canary["stable"], canary["images"], canary["failed"], canary["agreement"])
     assert shown == ("8", "7", chosen, 0, 1.0 if chosen else None)
     assert "<h2>Canary</h2>" in (job.archive / "report.html").read_text(encoding="utf-8")
-
-
-def test_a_batch_job_that_is_done_before_its_canary_is_loaded_says_so(run_job, arguments, out, tmp_path, model):
-    write_images(tmp_path / "in", "a.png")
-    code, printed, _ = run_job(*arguments, "--model", model, "--model-version", "stable")
-    assert code == 0 and "  canary 8: 0 images: it is not loaded yet\n" in printed
-    canary = json.loads((out / "summary.json").read_text(encoding="utf-8"))["canary"]
-    assert (canary["version"], canary["images"], canary["why_no_images"]) == ("8", 0, "it is not loaded yet")

@@ -1,7 +1,6 @@
 """What a Dataflow job is made of, as Beam's own Dataflow runner submits it to a service of this machine; and how it ends."""
 
 import contextlib
-import dataclasses
 import json
 import os
 import signal
@@ -28,45 +27,32 @@ DETECT_OBJECTS = {
 SHUFFLES = {"beam:transform:group_by_key:v1", "beam:transform:reshuffle:v1"}
 
 
-@dataclasses.dataclass
 class Submitted:
-    """A job as Dataflow would get it."""
+    """A job as Dataflow would get it.
 
-    job: dict[str, Any]
-    graph: beam_runner_api_pb2.Pipeline
+    Attributes:
+      type: Batch or streaming.
+      environment: What it asks of the service.
+      pool: What it asks of its machines.
+      options: Beam's options.
+      steps: Its steps by their full names.
+      hints: What each step asks of its machines.
+    """
 
-    @property
-    def environment(self) -> dict[str, Any]:
-        return self.job["environment"]
-
-    @property
-    def pool(self) -> dict[str, Any]:
-        (pool,) = self.environment["workerPools"]
-        return pool
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return self.environment["sdkPipelineOptions"]["options"]
-
-    def leaves(self) -> dict[str, Any]:
-        """Its steps by their full names."""
-        transforms = self.graph.components.transforms.values()
-        return {each.unique_name: each for each in transforms if not each.subtransforms}
-
-    def hints(self) -> dict[str, dict[str, bytes]]:
-        """What each step asks of its machines."""
-        environments = self.graph.components.environments
-        return {
-            name: dict(environments[step.environment_id].resource_hints) if step.environment_id else {}
-            for name, step in self.leaves().items()
-        }
+    def __init__(self, job: dict[str, Any], graph: beam_runner_api_pb2.Pipeline):
+        self.type, self.environment = job["type"], job["environment"]
+        (self.pool,) = self.environment["workerPools"]
+        self.options = self.environment["sdkPipelineOptions"]["options"]
+        self.steps = {each.unique_name: each for each in graph.components.transforms.values() if not each.subtransforms}
+        hints = {key: dict(each.resource_hints) for key, each in graph.components.environments.items()}
+        self.hints = {name: found for name, step in self.steps.items() if (found := hints.get(step.environment_id))}
 
     def before(self, name: str) -> set[str]:
         """The steps that elements pass on their way to this one since the last shuffle."""
-        made_by = {output: each.unique_name for each in self.leaves().values() for output in each.outputs.values()}
+        made_by = {output: each.unique_name for each in self.steps.values() for output in each.outputs.values()}
         found, open_ends = set(), [name]
         while open_ends:
-            step = self.leaves()[open_ends.pop()]
+            step = self.steps[open_ends.pop()]
             if step.spec.urn not in SHUFFLES:
                 sources = {made_by[each] for each in step.inputs.values()} - found
                 found |= sources
@@ -128,13 +114,13 @@ def check_job(job: Submitted, config: str) -> None:
     assert not [package["name"] for package in pool["packages"] if package["name"].endswith((".tar.gz", ".pickle"))]
     assert "no_use_multiple_sdk_containers" in experiments and "use_multiple_sdk_containers" not in experiments
     assert "serviceOptions" not in job.environment and job.options["save_main_session"] is False
-    assert {name: hints for name, hints in job.hints().items() if hints} == dict.fromkeys(DETECT_OBJECTS, GPU)
+    assert job.hints == dict.fromkeys(DETECT_OBJECTS, GPU)
 
 
 def test_the_batch_job_asks_for_what_its_config_says(batch, submitted):
     """Detecting reads the images; before it no shuffle has any from a container, so none crosses the network twice."""
     job = submitted(batch)
-    assert job.job["type"] == "JOB_TYPE_BATCH"
+    assert job.type == "JOB_TYPE_BATCH"
     check_job(job, BATCH)
     before = job.before("DetectObjects/StartDetecting")
     assert "ReadImages/OpenContainers/ParDo(_OpenContainers)" in before
@@ -147,28 +133,20 @@ def test_the_streaming_job_asks_for_what_its_config_says_and_its_steps_keep_thei
     Each worker that starts, be it months later, fetches what is staged; what lies below temp_location may be deleted.
     """
     job = submitted(stream)
-    assert job.job["type"] == "JOB_TYPE_STREAMING"
+    assert job.type == "JOB_TYPE_STREAMING"
     check_job(job, STREAMING)
     assert {"enable_streaming_engine", "enable_windmill_service"} <= set(job.environment["experiments"])
-    sources = {step.spec.urn for name, step in job.leaves().items() if name.startswith("ReadMessages/ReadFromPubSub/")}
+    sources = {step.spec.urn for name, step in job.steps.items() if name.startswith("ReadMessages/ReadFromPubSub/")}
     assert "beam:transform:pubsub_read:v1" in sources
-    assert sorted(job.leaves()) == (REPO / "tests/golden/dataflow_streaming_steps.txt").read_text().splitlines()
+    assert sorted(job.steps) == (REPO / "tests/golden/dataflow_streaming_steps.txt").read_text().splitlines()
     staged = {package["location"] for package in job.pool["packages"]} | {job.options["pipelineUrl"]}
     assert staged and all("/staging/" in place and "/tmp/" not in place for place in staged)
 
 
 def test_the_user_may_ask_for_a_process_a_core_and_for_no_machines_of_a_kind(batch, submitted):
-    job = submitted(
-        [
-            "--config=configs/batch_gcs_direct.yaml",
-            *batch[2:],
-            "--runner=DataflowRunner",
-            "--experiments=use_multiple_sdk_containers",
-        ]
-    )
-    assert not any(job.hints().values())
-    experiments = job.environment["experiments"]
-    assert "use_multiple_sdk_containers" in experiments and "no_use_multiple_sdk_containers" not in experiments
+    asked = ("--runner=DataflowRunner", "--experiments=use_multiple_sdk_containers")
+    job = submitted(["--config=configs/batch_gcs_direct.yaml", *batch[2:], *asked])
+    assert job.hints == {} and "no_use_multiple_sdk_containers" not in job.environment["experiments"]
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,6 @@ from pipeline import run
 from pipeline.launch.dry_run import say
 from tests.conftest import write_bright_image
 from tests.forked_jobs import Moment
-from tests.tfrecord_files import example
-from tests.tfrecord_files import write as write_tfrecord
 from tests.tiny_models import bright_box, save_model
 
 BOX = (256, 96, 576, 384)  # of an image of 640x480: shares 0.4, 0.2, 0.9, 0.8
@@ -97,12 +95,6 @@ def test_a_dry_run_in_which_no_image_can_be_detected_in_ends_with_1(images, argu
     printed, error = capsys.readouterr()
     assert f"input    {images} images" in printed and printed.count("dead letter, not_an_image") == min(images, 5)
     assert error == "error: none of the images that were tried can be detected in; see their dead letters above\n" * bool(images)
-
-
-def test_an_image_of_a_tfrecord_file_is_tried(plan_of, tmp_path, bright_model):
-    write_bright_image(tmp_path / "a.png", (640, 480), BOX)
-    write_tfrecord(tmp_path / "in.tfrecord", example(image_encoded=(tmp_path / "a.png").read_bytes(), image_source_id=b"first"))
-    assert "tried    first: 640x480, 1 objects" in plan_of("--model", bright_model, images=tmp_path / "in.tfrecord")
 
 
 def test_a_dry_run_prints_what_it_would_do_also_where_a_name_is_no_unicode(arguments, out, tmp_path, run_job):

@@ -5,9 +5,9 @@ import re
 import subprocess
 import sys
 
-from tests.conftest import REPO, without_progress, without_stamps
+from tests.conftest import REPO, without_stamps
 from tests.detect.versioned_models import save_version
-from tests.launch.jobs import rows_of, write_images, write_work
+from tests.launch.jobs import rows_of, write_work
 
 IMAGES, CALL_MS = 400, 50  # ten seconds of work for two processes, however fast: each second they tell how far they are
 TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
@@ -44,13 +44,3 @@ def test_processes_detect_and_the_launcher_loads_nothing_but_says_how_far_they_a
     assert summary["images"] == {"read": IMAGES, "detected": IMAGES, "dead": 0, "skipped": 0}
     assert summary["submission_seconds"] > 0
     assert re.search(r"images/s in [\d.]+ s after [\d.]+ s of start-up and [\d.]+ s of submission\n", done.stdout)
-
-
-def test_a_model_that_workers_do_not_reach_is_one_line_and_exit_code_2(tmp_path, arguments, out, run_job):
-    """Where all images are detected again, the launcher does not look for it, since the machine there may not reach it."""
-    write_images(tmp_path / "in", "a.png")
-    code, printed, error = run_job(*arguments, "--model", tmp_path / "none", "--again", *TWO_PROCESSES)
-    lines = [line for line in without_progress(error).splitlines() if line.startswith("error: ")]
-    assert (code, printed, len(lines)) == (2, "", 1), error
-    assert re.fullmatch(rf"error: model {tmp_path}/none: .* \(the worker on \S+\)", lines[0])
-    assert list(out.iterdir()) == []

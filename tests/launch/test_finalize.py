@@ -71,6 +71,7 @@ def test_where_all_images_die_of_one_cause_the_line_says_it(arguments, out, tmp_
 @pytest.mark.parametrize(
     ("at", "code"),
     [
+        pytest.param(Moment("pipeline.launch.batch:check_output", 1, "fails"), 1, id="from the start"),
         pytest.param(Moment("os:replace", 1, "fails", "/detections/"), 1, id="when rows get their names"),
         pytest.param(Moment("os:replace", 1, "fails", "/summary.json"), 1, id="when the summary is written"),
         pytest.param(Moment("shutil:rmtree", 1, "fails", "/.staging-"), 0, id="when all is done"),

@@ -4,6 +4,7 @@ import _thread
 import os
 import signal
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import apache_beam as beam
@@ -18,47 +19,41 @@ from tests.processes import wait_until
 both, one_is_done, heard, endless_is_done = threading.Barrier(2), threading.Event(), threading.Event(), threading.Event()
 
 
-class Meet(beam.DoFn):
+def meet(_element: int) -> None:
     """Waits until another is in a bundle, too."""
-
-    def process(self, element: int) -> None:
-        both.wait(timeout=60)
+    both.wait(timeout=60)
 
 
-class FailInOne(beam.DoFn):
+def fail_in_one(_element: int) -> None:
     """Fails in one of the two bundles; the other hangs."""
-
-    def process(self, element: int) -> None:
-        if both.wait(timeout=60) == 0:
-            raise ZeroDivisionError("in one of them")
-        one_is_done.wait(timeout=60)
+    if both.wait(timeout=60) == 0:
+        raise ZeroDivisionError("in one of them")
+    one_is_done.wait(timeout=60)
 
 
-class Signalled(beam.DoFn):
+def signal_own_thread(_element: int) -> None:
     """Has a signal delivered to its own thread, as the system may do with one that is for the process."""
-
-    def process(self, element: int) -> None:
-        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
-        if not heard.wait(timeout=60):
-            raise TimeoutError("the main thread has not heard of it")
+    signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+    if not heard.wait(timeout=60):
+        raise TimeoutError("the main thread has not heard of it")
 
 
-def started(work: beam.DoFn, *flags: str) -> Any:
+def started(work: Callable[[int], None], *flags: str) -> Any:
     """A job that has begun, if it is a stream, or that has ended."""
     pipeline = beam.Pipeline(runner=InMemoryRunner(), options=PipelineOptions([*flags]))
-    _ = pipeline | "Begin" >> beam.Create([0], reshuffle=False) | "Work" >> beam.ParDo(work)
+    _ = pipeline | "Begin" >> beam.Create([0], reshuffle=False) | "Work" >> beam.Map(work)
     return pipeline.run()
 
 
 def test_a_stream_has_two_bundles_side_by_side_and_ends_with_both():
     """Each of the two waits for the other."""
-    running = started(Meet(), "--streaming")
+    running = started(meet, "--streaming")
     assert running.wait_until_finish() == running.state == "DONE"
 
 
 def test_a_bundle_that_fails_ends_the_stream_at_once():
     """Without waiting for the other bundle."""
-    running = started(FailInOne(), "--streaming")
+    running = started(fail_in_one, "--streaming")
     with pytest.raises(ZeroDivisionError, match="in one of them"):
         running.wait_until_finish()
     assert running.state == "FAILED"
@@ -69,7 +64,7 @@ def test_a_signal_is_heard_whichever_thread_it_comes_to():
     """Python's handlers run in the main thread, which nothing wakes for it; a job once heard no SIGTERM for a minute."""
     before = signal.signal(signal.SIGUSR1, lambda *_: heard.set())
     try:
-        assert started(Signalled(), "--streaming").wait_until_finish() == "DONE"
+        assert started(signal_own_thread, "--streaming").wait_until_finish() == "DONE"
     finally:
         signal.signal(signal.SIGUSR1, before)
 
@@ -88,30 +83,24 @@ class SignalledCondition(threading.Condition):
         return taken
 
 
-class Endless(beam.DoFn):
-    """Works until the job is stopped."""
-
-    def process(self, element: int) -> None:
-        try:
-            while True:
-                PROCESS.check_stopped()
-        finally:
-            endless_is_done.set()
-
-
-class WithCondition(Endless):
-    """Takes a condition's lock first."""
-
-    def process(self, element: int) -> None:
-        with condition:
-            pass
-        super().process(element)
-
-
 condition = SignalledCondition()
 
 
-def run_until_stopped(work: beam.DoFn) -> None:
+def work_until_stopped(_element: int) -> None:
+    try:
+        while True:
+            PROCESS.check_stopped()
+    finally:
+        endless_is_done.set()
+
+
+def take_condition_and_work(element: int) -> None:
+    with condition:
+        pass
+    work_until_stopped(element)
+
+
+def run_until_stopped(work: Callable[[int], None]) -> None:
     """Runs a batch job that a signal stops; its thread ends, too."""
     endless_is_done.clear()
     with stopped_by_signals(), pytest.raises(KeyboardInterrupt):
@@ -121,7 +110,7 @@ def run_until_stopped(work: beam.DoFn) -> None:
 
 def test_a_signal_interrupts_no_step_of_a_batch_job_and_ends_it_at_the_next_element():
     """A KeyboardInterrupt in `Condition.__enter__` once left the lock locked, and the job hung at its end."""
-    run_until_stopped(WithCondition())
+    run_until_stopped(take_condition_and_work)
     assert condition.acquire(blocking=False)
 
 
@@ -134,4 +123,4 @@ def test_a_signal_while_the_thread_of_a_batch_job_starts_ends_the_thread(monkeyp
 
     start = _thread.start_new_thread
     monkeypatch.setattr(_thread, "start_new_thread", start_signalled)
-    run_until_stopped(Endless())
+    run_until_stopped(work_until_stopped)

@@ -11,7 +11,7 @@ from pipeline import run
 from pipeline.launch import notify as notifying
 from pipeline.launch.notify import notify
 from tests.forked_jobs import Moment, run_forked
-from tests.launch.jobs import signal_at_work, write_images, write_work
+from tests.launch.jobs import write_images
 
 
 class Webhook(http.server.ThreadingHTTPServer):
@@ -82,15 +82,6 @@ def test_a_job_that_is_refused_is_told_too_and_its_exit_code_stays(tmp_path, at_
     assert told["exit_code"] == 2 and "--iou-threshold" in told["error"]
     assert run.main([*refused, "http://127.0.0.1:1/x"]) == 2
     assert "warning: notification failed: http://127.0.0.1:1/***: ConnectionError" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_job_that_sigterm_stops_is_told_with_what_it_has_counted(arguments, out, tmp_path):
-    write_work(tmp_path / "in")
-    with Webhook(200) as webhook:
-        assert signal_at_work(signal.SIGTERM, [*arguments, "--notify", webhook.url], out)[0] == 130
-        (told,) = webhook.got
-    assert told["exit_code"] == 130 and told["images"]["detected"] > 0
 
 
 @pytest.mark.parametrize(

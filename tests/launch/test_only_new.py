@@ -1,23 +1,34 @@
 """Runs that add up in one folder, as a user starts them: each adds what lacks a row."""
 
+import os
 import subprocess
 import sys
+import time
 
 import pytest
 
 from pipeline.results.compact import compact
+from pipeline.storage.files import write_file
 from tests.conftest import REPO, write_bright_image
 from tests.launch.jobs import files_of, images_of, rows_by_name, write_images
 
 
 def test_runs_add_up_and_what_an_earlier_one_left_is_kept(arguments, out, tmp_path, run_job):
-    """A changed image and a new one are done, and no other; a dead letter that is permanent is not tried again."""
+    """A changed image and a new one are done, and no other; a dead letter that is permanent is not tried again.
+
+    What a run that was killed left unfinished goes once it is old; until then that run may be at work.
+    """
     write_images(tmp_path / "in", "a.png", "b.png")
     (tmp_path / "in" / "broken.png").touch()
     arguments += ["--samples", 1]
     assert run_job(*arguments)[0] == 0
     first = {name: content for name, content in files_of(out).items() if name.startswith(("detections/", "dead", "runs/"))}
 
+    old, fresh = out / ".staging-0123456789ab", out / ".staging-ba9876543210"
+    for folder, age_s in ((old, 90_000), (fresh, 80_000)):
+        write_file(f"{folder}/a.parquet", b"half a shard")
+        for path in (folder / "a.parquet", folder):
+            os.utime(path, (time.time() - age_s,) * 2)
     write_bright_image(tmp_path / "in" / "a.png", (80, 48), (10, 10, 30, 30))
     write_images(tmp_path / "in", "c.png")
     assert "input    2 images, and 2 that are done\n" in run_job(*arguments, "--dry-run")[1]
@@ -28,6 +39,7 @@ def test_runs_add_up_and_what_an_earlier_one_left_is_kept(arguments, out, tmp_pa
     assert rows_by_name(out) == ["a.png", "a.png", "b.png", "c.png"]
     assert rows_by_name(out, "dead_letters") == ["broken.png"]
     assert {name: files_of(out).get(name) for name in first} == first, "no file of the first run has changed"
+    assert (old.exists(), fresh.exists()) == (False, True)
 
 
 def test_other_settings_are_other_rows_and_again_adds_rows(arguments, out, tmp_path, run_job):

@@ -22,56 +22,30 @@ TOPIC = "projects/p-of-test/topics/t01"
 STREAM = ("--config=configs/streaming_pubsub_direct.yaml", "--input=projects/p-of-test/subscriptions/s01", f"--output={TOPIC}")
 JOB_SERVER = "--job_endpoint=<where one listens>"
 ON_FLINK = ("--runner=FlinkRunner", JOB_SERVER)
-STREAM_ON_FLINK = (*STREAM, *ON_FLINK)
+STREAM_ON_FLINK = (*STREAM, *ON_FLINK, "--flink_master=localhost:1")
+PROCESSES = (*ON_FLINK, "--environment_type=PROCESS")
 REFUSED = {
-    "Flink without a job server": (
-        ["--runner=FlinkRunner"],
-        "runner FlinkRunner: expected --job_endpoint or --flink_job_server_jar\n",
-    ),
+    "Flink without a job server": (["--runner=FlinkRunner"], "FlinkRunner: expected --job_endpoint or --flink_job_server_jar\n"),
     "Spark without a job server": (["--runner=SparkRunner"], "runner SparkRunner: expected --job_endpoint\n"),
     "no job server listens": (
         ["--runner=SparkRunner", "--job_endpoint=localhost:1"],
-        "job_endpoint localhost:1: expected <host>:<port> where a job server",
+        "job_endpoint localhost:1: expected <host>",
     ),
-    "Dataflow without a project": (
-        ["--runner=DataflowRunner", "--region=europe-west1"],
-        "runner DataflowRunner: expected --project and --temp_location or --staging_location\n",
-    ),
+    "Dataflow without a project": (["--runner=DataflowRunner", "--region=europe-west1"], "expected --project and --temp"),
     "no runner": (["--runner=Spark"], "expected DirectRunner, PrismRunner, FlinkRunner, PortableRunner, SparkRunner or Dataflow"),
-    "no Prism": (
-        ["--runner=PrismRunner", "--prism_location=/nowhere/prism"],
-        "--prism_location /nowhere/prism: there is no such",
-    ),
+    "no Prism": (["--runner=PrismRunner", "--prism_location=/nowhere/prism"], "/nowhere/prism: there is no such file"),
     # workers that are processes used to find no image, or to write where nobody looked
-    "a relative input of processes": (
-        [*ON_FLINK, "--environment_type=PROCESS", "--input=photos/"],
-        "input: expected gs:// or an absolute path, since workers begin in folders",
-    ),
-    "a relative output of processes": (
-        [*ON_FLINK, "--environment_type=PROCESS", "--output=out/"],
-        "output: expected gs:// or an absolute path, since workers begin in folders",
-    ),
+    "a relative input": ([*PROCESSES, "--input=photos/"], "input: expected gs:// or an absolute path, since workers begin in"),
+    "a relative output": ([*PROCESSES, "--output=out/"], "output: expected gs:// or an absolute path, since workers begin in"),
     "an option that Beam refuses": (["--pickle_library=dill"], "pickle_library=dill"),
-    "a stream in two processes": (
-        [*STREAM, "--direct_running_mode=multi_processing"],
-        "a stream on DirectRunner runs in one process; leave the",
-    ),
+    "a stream in two processes": ([*STREAM, "--direct_running_mode=multi_processing"], "DirectRunner runs in one process; leave"),
     "a stream on Spark": ([*STREAM, "--runner=SparkRunner"], "runner SparkRunner: Spark has no bundle finalization"),
-    "answers on Flink": (
-        [*STREAM, "--runner=FlinkRunner", f"--answer-topic={TOPIC}"],
-        "by request need DirectRunner or PrismRunner",
-    ),
-    "Flink without REST": ([*STREAM_ON_FLINK], "expected --flink_master <host>:<port> of Flink's REST API, by which a stream is"),
-    "Flink without checkpoints": (
-        [*STREAM_ON_FLINK, "--flink_master=localhost:1"],
-        "expected --checkpointing_interval with milliseconds, e.g. 10000: a stream on Flink acknowl",
-    ),
-    "Flink with checkpoints switched off": (
-        [*STREAM_ON_FLINK, "--flink_master=localhost:1", "--checkpointing_interval=-1"],
-        "expected --checkpointing_interval with milliseconds",
-    ),
-    "Flink with two checkpoints at a time": (
-        [*STREAM_ON_FLINK, "--flink_master=localhost:1", "--checkpointing_interval=9", "--num_concurrent_checkpoints=2"],
+    "answers on Flink": ([*STREAM, "--runner=FlinkRunner", f"--answer-topic={TOPIC}"], "need DirectRunner or PrismRunner"),
+    "Flink without REST": ([*STREAM, *ON_FLINK], "expected --flink_master <host>:<port> of Flink's REST API, by which a stream"),
+    "Flink without checkpoints": ([*STREAM_ON_FLINK], "expected --checkpointing_interval with milliseconds, e.g. 10000: a"),
+    "checkpoints switched off": ([*STREAM_ON_FLINK, "--checkpointing_interval=-1"], "expected --checkpointing_interval with"),
+    "two checkpoints at a time": (
+        [*STREAM_ON_FLINK, "--checkpointing_interval=9", "--num_concurrent_checkpoints=2"],
         "num_concurrent_checkpoints: expected 1, since",
     ),
 }

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked_jobs import ForkedJob, Moment
+from tests.forked_jobs import Moment
 from tests.launch.jobs import files_of, write_images
 from tests.launch.test_notify import Webhook
-from tests.processes import wait_until
 from tests.shard_rows import rows_in
 from tests.streaming_job import CONFIG, StreamingJob
 
@@ -98,17 +97,6 @@ def tee(pipe: Path, log: Path):
         yield end_tee
     finally:
         end_tee()
-
-
-def test_a_batch_that_is_stopped_ends_with_its_exit_code_when_nobody_reads_its_errors(tmp_path, out, done_before):
-    """As where Ctrl-C ends the `tee` behind the job first: its last line cannot be written."""
-    printed, log = tmp_path / "printed", tmp_path / "log"
-    at, pipe = Moment("os:replace", having="/report.html", sent=signal.SIGINT), tmp_path / "pipe"
-    with tee(pipe, log) as end_tee, ForkedJob([*done_before[0], "--output", out], printed, at, errors=pipe) as job:
-        wait_until(lambda: list(out.glob(".staging-*")), log.read_text, job)
-        end_tee()
-        assert job.wait() == 128 + signal.SIGINT, printed.read_text()
-    assert counts(out) == (4, 1)
 
 
 def test_a_second_signal_ends_a_batch_at_once():

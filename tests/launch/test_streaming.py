@@ -245,21 +245,6 @@ def test_a_request_whose_images_others_are_at_is_answered_also_when_the_job_is_k
         assert job.signal(signal.SIGTERM) == 0, job.output()
 
 
-def test_a_lost_connection_is_waited_for_and_seen(pubsub_emulator, tmp_path, bright_model, bright_png):
-    """While Pub/Sub is away the job says so; when it is back all is answered."""
-    proxy = CuttableProxy(pubsub_emulator.host)
-    with StreamingJob(pubsub_emulator, tmp_path, bright_model, host=proxy.host) as job:
-        job.publish(*((bright_png, {"name": str(n)}) for n in range(20)))
-        before = job.take(job.detections, 20)
-        proxy.cut()
-        job.publish(*((bright_png, {"name": str(n)}) for n in range(20, 60)))
-        wait_until(lambda: "lost Pub/Sub" in job.output(), job.output)
-        proxy.mend()
-        after = job.take(job.detections, 40)
-        assert {message.attributes["image_uri"] for message in (*before, *after)} == {f"inline:{n}" for n in range(60)}
-        assert job.signal(signal.SIGTERM) == 0, job.output()
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -270,7 +255,6 @@ def test_a_lost_connection_is_waited_for_and_seen(pubsub_emulator, tmp_path, bri
         (["--input", "projects/p/subscriptions/s01"], "with a project id of 6 characters or more"),
         (["--input", "photos/*.jpg"], "expected projects/<project>/subscriptions/<name>"),
         (["--input", "a", "b"], "expected one subscription"),
-        (["--again"], "again: expected --mode batch"),
         (["--output", INPUT_TOPIC], "it feeds the input, so the job would read what it publishes"),
         (["--dead-letter-topic", INPUT_TOPIC], "it feeds the input"),
     ],
