@@ -180,8 +180,8 @@ def test_images_that_cannot_be_used_are_counted_by_reason(photo, capsys):
 def test_images_on_the_web_are_read_and_no_name_or_message_has_their_tokens(photo, server, capsys):  # noqa: F811
     folder, pixels, _ = photo
     write_photo(folder / "in/b.jpg", size_wh=(60, 40))
-    uris = [f"{server}/{name}.jpg?token=secret" for name in ("a", "b", "gone")]
-    Server.images.update({f"/{name}.jpg?token=secret": (folder / f"in/{name}.jpg").read_bytes() for name in ("a", "b")})
+    uris = [f"{server}/{name}.jpg?token=secret/1" for name in ("a", "b", "gone")]
+    Server.images.update({f"/{name}.jpg?token=secret/1": (folder / f"in/{name}.jpg").read_bytes() for name in ("a", "b")})
     rows = rows_of(folder, *(photo_row(uri, found(box=(20, 10, 60, 50))) for uri in uris))
     assert made(rows, "--crops", folder / "cut") == 1
     assert files_of(folder / "cut") == ["cat/a-1-0.90.jpg"]
