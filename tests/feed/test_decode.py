@@ -71,9 +71,8 @@ class TestOrientation:
         assert decoded.image_wh == upright.size == ((40, 60) if orientation >= 5 else (60, 40))
         assert difference(decoded.pixels, np.asarray(upright)) < 6
 
-    @pytest.mark.parametrize("orientation", [0, 9, 65535])
-    def test_an_orientation_that_does_not_exist_is_ignored(self, orientation):
-        assert decode_image(encoded(SMOOTH, "JPEG", exif=exif_of(orientation)), LIMIT).image_wh == (60, 40)
+    def test_an_orientation_that_does_not_exist_is_ignored(self):
+        assert {decode_image(encoded(SMOOTH, "JPEG", exif=exif_of(n)), LIMIT).image_wh for n in (0, 9, 65535)} == {(60, 40)}
 
     @pytest.mark.parametrize("file_format", ["JPEG", "WEBP", "AVIF"])
     @pytest.mark.parametrize("orientation", [1, 3, 6, 8])

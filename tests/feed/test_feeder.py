@@ -201,17 +201,15 @@ class TestDeath:
 
     @pytest.mark.slow
     def test_the_bounds_of_one_image_are_not_those_of_the_next(self, alone):
-        """Neither when that comes later, nor when it comes while the first one is decoded."""
+        """Neither when that comes later, nor while the first one is decoded; nor is the model's input an image's memory."""
         before = feeders()
         large, slow = in_hand(BMP + bytes(150 << 20), hostile_images.jpeg_of_many_scans((1000, 1000), 400))
         started = [alone.start([image], STRETCH) for image in (large, slow, large, slow)]
-        assert [chunk.result().failures for chunk in started] == [{}] * 4
+        for chunk in started:
+            assert chunk.result().failures == {}
+            chunk.result().release()
+        assert places(fed(alone, in_hand(*[BMP] * 4), STRETCH._replace(input_hw=(5000, 5000)))) == [0, 1, 2, 3]
         assert feeders() == before
-
-    @pytest.mark.slow
-    def test_a_large_input_does_not_count_as_memory_of_the_image(self, alone):
-        large = STRETCH._replace(input_hw=(5000, 5000))
-        assert places(fed(alone, in_hand(*[BMP] * 4), large)) == [0, 1, 2, 3]
 
     @pytest.mark.slow
     def test_a_process_that_was_killed_while_it_waited_costs_no_image_and_leaves_neither_descriptor_nor_zombie(self):
@@ -236,6 +234,9 @@ class TestDeath:
         assert now[0] <= descriptors and now[1] == zombies  # what another test left may go
 
 
+FORK = "os.fork() or time.sleep(600); "
+
+
 class TestEnd:
     def test_close_ends_all(self):
         feeder = Feeder(1)
@@ -257,17 +258,11 @@ class TestEnd:
         assert "\n" not in str(caught.value)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-    def test_a_process_at_work_ends_at_once_when_its_job_is_killed(self, number):
-        with job_at_work("begun(); result.result()") as (job, process):
+    @pytest.mark.parametrize(("fork", "number"), [("", signal.SIGKILL), ("", signal.SIGTERM), (FORK, signal.SIGKILL)])
+    def test_a_process_at_work_ends_at_once_when_its_job_is_killed(self, fork, number):
+        """Also if the job has forked, and the forked process lives on."""
+        with job_at_work(fork + "begun(); result.result()") as (job, process):
             job.send_signal(number)
-            wait_until_gone(process)
-
-    @pytest.mark.slow
-    def test_it_ends_also_if_the_job_has_forked_and_the_forked_process_lives_on(self):
-        with job_at_work("begun(); os.fork() or time.sleep(600); result.result()") as (job, process):
-            wait_until(lambda: len(psutil.Process(job.pid).children()) == 2)
-            job.kill()
             wait_until_gone(process)
 
     @pytest.mark.slow

@@ -33,7 +33,9 @@ def test_a_file_comes_with_a_version_that_changes_with_it(tmp_path, name):
 
 def test_the_size_limit_is_exact_and_checked_before_reading(tmp_path):
     (tmp_path / "fits").write_bytes(bytes(LIMIT))
-    assert len(fetch(ImageRef(str(tmp_path / "fits")), LIMIT)[0]) == LIMIT
+    reserved = []
+    assert len(fetch(ImageRef(str(tmp_path / "fits"), size_bytes=1), LIMIT, reserved.append)[0]) == LIMIT
+    assert reserved == [LIMIT], "memory is asked for by the size that the file has, not by the one it was listed with"
     with open(tmp_path / "sparse", "wb") as file:
         file.truncate(1 << 40)  # a terabyte that is not there
     error = refusal(tmp_path / "sparse")

@@ -155,7 +155,6 @@ def test_a_manifests_relative_paths_may_be_relative_to_itself(tree, monkeypatch)
         ("m.txt", b"\xff\xfe", [], {1: r"expected UTF-8 text, got b'\xff\xfe'"}),
         ("m.txt", b"a.jpg\n\xff.jpg\n\nin/a.jpg", ["a.jpg", "in/a.jpg"], {2: r"expected UTF-8 text, got b'\xff.jpg\n'"}),
         ("m.txt", b"a.jpg\n" + b"x" * 5_000_000 + b"\nb.PNG", ["a.jpg", "b.PNG"], {2: "expected at most 1048576 characters"}),
-        ("m.csv", b"x" * 200_000, [], {1: "expected CSV: field larger than field limit (131072)"}),
         ("m.csv", b"uri,n\n\xff.jpg,1\na.jpg,2\n", ["a.jpg"], {2: r"expected UTF-8 text, got b'\xff.jpg,1\n'"}),
         ("m.csv", b"uri,n\na.jpg," + b"x" * 200_000 + b"\nb.PNG,2\n", ["b.PNG"], {2: "expected CSV: field larger"}),
         ("m.csv", b"uri\n" + b"x" * 5_000_000 + b"\nb.PNG\n", ["b.PNG"], {2: "expected at most 1048576 characters"}),
@@ -164,7 +163,6 @@ def test_a_manifests_relative_paths_may_be_relative_to_itself(tree, monkeypatch)
         ("m.jsonl", b'{"image": {"uri": 5}}', [], {1: "expected a URI as a text"}),
         ("m.jsonl", b'{"image": {}, "payload_base64": "e30="}', [], {1: "a dead letter that carries its message"}),
         ("m.jsonl", b"[" * 100_000, [], {1: "expected JSON"}),
-        ("m.jsonl", b"9" * 5000, [], {1: "expected JSON"}),
         ("m.jsonl", b"[1]", [], {1: "expected a URI as a text"}),
     ],
 )
@@ -234,13 +232,13 @@ def test_of_an_inputs_days_one_must_have_an_image(tree):
 def test_dead_letters_written_as_rows_are_a_manifest(tree):
     letters = [
         DeadLetter(ImageRef("a.jpg", "1"), "read", "not_found", "x"),
-        DeadLetter(ImageRef("ä b,c.jpg", extra='{"camera": "ä"}'), "decode", "empty", "y"),
+        DeadLetter(ImageRef("ä b,\udcff.jpg", extra='{"camera": "ä"}'), "decode", "empty", "y"),
         DeadLetter(ImageRef("x.png", "2", record="a.tfrecord@0-10"), "decode", "empty", "z"),
     ]
     (tree / "dead.jsonl").write_text("".join(json.dumps(dead_letter_row(letter)) + "\n" for letter in letters))
     assert list(list_images(["dead.jsonl"])) == [
         ImageRef(f"{tree}/a.jpg"),
-        ImageRef(f"{tree}/ä b,c.jpg", extra='{"camera": "ä"}'),
+        ImageRef(f"{tree}/ä b,\udcff.jpg", extra='{"camera": "ä"}'),
         ImageRef(f"{tree}/a.tfrecord@0-10"),
     ]
 

@@ -176,14 +176,6 @@ def test_memory_is_reserved_before_it_is_taken(server):
     fetch(ImageRef(f"{server}/unsized"), LIMIT, reserved.append)
     assert reserved == sorted(reserved) and len(reserved) > 1 and reserved[-1] >= len(CONTENT)
 
-    def refuse(_size: int) -> None:
-        raise MemoryError
-
-    with pytest.raises(ImageError, match=r"at most 0\.5 MB"):
-        fetch(ImageRef(f"{server}/ok"), 500_000)
-    with pytest.raises(MemoryError):
-        fetch(ImageRef(f"{server}/ok"), LIMIT, refuse)
-
 
 def test_a_drip_of_bytes_ends_at_the_deadline(server, monkeypatch):
     monkeypatch.setattr(web, "_DEADLINE_SECONDS", 0.2)
