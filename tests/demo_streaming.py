@@ -1,7 +1,7 @@
 """`make demo-streaming`: the whole way of a stream on this machine, on Google's Pub/Sub emulator and with the bundled detector.
 
-Publishes the sample scenes at a steady rate for half a minute, in each of the forms that a message may have, while the job
-prints its lines; then ends the job as a service manager would, and says where to look.
+Publishes the sample scenes at a steady rate for half a minute, as bytes and as requests, while the job prints its lines. Then it
+ends the job as a service manager would, and prints where the results are.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.emulators import EmulatorMissing, PubSubEmulator, running_pubsub_emulator
+from tests.processes import running, wait_until
 
 SAMPLES = Path("models/digits/samples")
 ARCHIVE = Path("out/demo_streaming")
@@ -52,27 +53,19 @@ def run_demo(
     command += ["--input", subscription, "--output", detections, "--archive", str(archive)]
     command += ["--allow-uri-prefix", str(SAMPLES.resolve()), "--model", "digits", *flags]
     print("$ PUBSUB_EMULATOR_HOST=" + emulator.host, " ".join(["python", *command[1:]]), flush=True)
-    job = subprocess.Popen(command, env={**os.environ, "PUBSUB_EMULATOR_HOST": emulator.host})
-    try:
+    with running(command, env={**os.environ, "PUBSUB_EMULATOR_HOST": emulator.host}) as job:
         emulator.publisher().publish(images, next(_messages())[0], name="first").result()
-        while job.poll() is None and not emulator.take(results, 1, timeout_s=2):
-            pass  # until the model is loaded and the stream runs
+        wait_until(lambda: emulator.take(results, 1, timeout_s=2) or job.poll() is not None)  # the model is loaded
         published = _publish(emulator, images, seconds, rate, job)
         if job.poll() is None:
             answers = emulator.take(results, published)
-            print(
-                f"{published} images published, {len(answers)} answers received; the last:", answers[-1].data.decode()[:160], "…"
-            )
+            last = answers[-1].data.decode()[:160]
+            print(f"{published} images published, {len(answers)} answers received; the last: {last} …")
             job.send_signal(signal.SIGTERM)
         code = job.wait(timeout=60)
-    finally:
-        if job.poll() is None:
-            job.kill()
-            job.wait()
-    if code == 0 and (archive / "report.html").exists():
-        print(f"\nOpen {archive}/report.html in a browser.")
     if code == 0:
-        print(f"The rows are in {archive}/detections/, one file for every ten seconds.")
+        report = f"Open {archive}/report.html in a browser." if (archive / "report.html").exists() else ""
+        print(f"\n{report}\nThe rows are in {archive}/detections/, one file for every ten seconds.")
     return code
 
 
@@ -89,13 +82,12 @@ def _publish(emulator: PubSubEmulator, topic: str, seconds: float, rate: float, 
 
 
 def _messages() -> Iterator[tuple[bytes, dict[str, str], int]]:
-    """Messages without end: raw bytes, a request of three URIs, one URI; (content, attributes, number of images)."""
+    """Messages without end: raw bytes, and a request of three URIs while there are more; (content, attributes, images)."""
     scenes = sorted(SAMPLES.resolve().glob("*.jpg"))
-    uris = iter(scenes)
+    uris = map(str, scenes)
     for number, scene in enumerate(itertools.cycle(scenes)):
         yield scene.read_bytes(), {"content-type": "image/jpeg", "name": f"camera-{number}"}, 1
-        asked = [{"uri": str(path)} for path in itertools.islice(uris, 3)]
-        if asked:
+        if asked := [*itertools.islice(uris, 3)]:
             yield json.dumps({"request_id": f"request-{number}", "images": asked}).encode(), {}, len(asked)
 
 

@@ -39,12 +39,11 @@ def _die_after(where: Any, name: str) -> None:
 
 
 def _lock_for_good() -> None:
-    """Lets the first bundle with rows take the lock of the archive's writer, and keep it."""
+    """Lets the first bundle take the lock of the archive's writer, and keep it."""
     add = Archive.add
 
     def locked(self: Archive, rows: Sequence[Any]) -> None:
-        if rows:
-            self._writing.acquire(blocking=False)
+        self._writing.acquire(blocking=False)
         add(self, rows)
 
     Archive.add = locked  # type: ignore[method-assign]
@@ -53,8 +52,9 @@ def _lock_for_good() -> None:
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit code."""
     subscriber.EXTEND_SECONDS = 10  # as short as Pub/Sub's own deadlines can be
-    if os.environ["KILLED_AFTER"] == "locked":
+    moment = os.environ["KILLED_AFTER"]
+    if moment == "locked":
         _lock_for_good()
-    elif os.environ["KILLED_AFTER"]:
-        _die_after(*MOMENTS[os.environ["KILLED_AFTER"]])
+    elif moment:
+        _die_after(*MOMENTS[moment])
     return run.main(argv)

@@ -15,6 +15,8 @@ Exit code 0: so it is; 1: it is not; 2: an emulator is missing. Figures go to `.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import itertools
 import json
 import os
@@ -26,11 +28,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from pipeline.stats.progress import in_background
 from tests.benchmarks.images import BENCH
 from tests.bright_model import export_bright_model
 from tests.conftest import write_bright_image
@@ -146,35 +148,19 @@ class Soak:
 
     def _run_job(self, hours: int) -> int:
         """Runs the job through all that happens to it; returns its exit code."""
-        fed, left = threading.Event(), threading.Event()
-        topics = (self._job.detections, self._job.dead_letters, self._job.answers)
-        with ThreadPoolExecutor() as pool:
-            try:
-                self._job.start()
-                watching = [pool.submit(self._receive, topic, left) for topic in topics] + [pool.submit(self._watch, left)]
-                feeding = pool.submit(self._feed.publish, fed)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._job)
+            for topic in (self._job.detections, self._job.dead_letters, self._job.answers):
+                stack.enter_context(in_background("receiver", functools.partial(self._receive, topic)))
+            stack.enter_context(in_background("metrics", self._watch))
+            with in_background("feed", self._feed.publish):
                 started = time.monotonic()
                 for hour in range(hours):
                     self._disturb(restart=hour < max(1, hours // 3))
-                    print(
-                        time.strftime("%H:%M:%S"),
-                        f"hour {hour + 1} of {hours}:",
-                        len(self._answered),
-                        dict(self.counts),
-                        flush=True,
-                    )
-                    fed.wait(max(0.0, started + (hour + 1) * _HOUR_S / self._scale - time.monotonic()))
-                fed.set()
-                feeding.result()  # else what it asks for last is neither waited for nor detected
-                self._until_answered()
-                code = self._job.signal(signal.SIGTERM)
-            finally:
-                fed.set()
-                left.set()
-                self._job.__exit__()
-        for each in watching:
-            each.result()  # raises what it raised
-        return code
+                    print(f"hour {hour + 1} of {hours}: {len(self._answered)} outcomes, {dict(self.counts)}", flush=True)
+                    time.sleep(max(0.0, started + (hour + 1) * _HOUR_S / self._scale - time.monotonic()))
+            self._until_answered()
+            return self._job.signal(signal.SIGTERM)
 
     def _receive(self, subscription: str, left: threading.Event) -> None:
         """Receives what the job publishes to a topic."""

@@ -75,21 +75,14 @@ class StreamingJob:
         self._process: ForkedJob | subprocess.Popen[bytes] | None = None
 
     def start(self, killed_after: str = "", flags: tuple[str, ...] = (), until: str = "reading ") -> None:
-        """Starts the process, and waits until it reads messages, or says something else.
-
-        Args:
-          killed_after: One of `killed_stream.MOMENTS`.
-          flags: More flags, for this time.
-          until: What it is waited for to say.
-        """
+        """Starts the process, with more flags and one of `killed_stream.MOMENTS`, and waits until it prints `until`."""
         before = self.output().count(until)
         module = "tests.killed_stream" if killed_after else self._module
-        self._process = self._started(
-            module, [*self._command, *flags], PUBSUB_EMULATOR_HOST=self._host, NO_GCE_CHECK="true", KILLED_AFTER=killed_after
-        )
+        variables = {"PUBSUB_EMULATOR_HOST": self._host, "NO_GCE_CHECK": "true", "KILLED_AFTER": killed_after}
+        self._process = self._started(module, [*self._command, *flags], variables)
         wait_until(lambda: self.output().count(until) > before, self.output, self._process)
 
-    def _started(self, module: str, argv: list[str], **variables: str) -> ForkedJob | subprocess.Popen[bytes]:
+    def _started(self, module: str, argv: list[str], variables: dict[str, str]) -> ForkedJob | subprocess.Popen[bytes]:
         if self._forked:
             return ForkedJob(argv, self.log, self._at, module, self.errors, variables)
         command, environment = [sys.executable, "-m", module, *argv], {**os.environ, **variables}
@@ -122,8 +115,7 @@ class StreamingJob:
 
     def signal(self, number: signal.Signals, group: bool = False) -> int:
         """Sends a signal to the job, or as a terminal does to its group, and waits for its end; returns the exit code."""
-        assert self._process is not None
-        (os.killpg if group else os.kill)(self._process.pid, number)
+        (os.killpg if group else os.kill)(self.pid, number)
         return self.wait()
 
     def poll(self) -> int | None:
@@ -150,15 +142,7 @@ class StreamingJob:
 
 
 class InlineImages:
-    """One image under many names, each in a message of a job, and the rows that come for them.
-
-    Args:
-      job: The job.
-      content: The image.
-
-    Attributes:
-      rows: The first row of each, by the image's URI, `inline:<number>`.
-    """
+    """One image under many names, each in a message of a job, and the first row of each by its URI, `inline:<number>`."""
 
     def __init__(self, job: StreamingJob, content: bytes):
         self._job = job
@@ -166,7 +150,7 @@ class InlineImages:
         self.rows: dict[str, Any] = {}
 
     def publish(self, numbers: range) -> None:
-        """Publishes the images of these numbers."""
+        """Publishes the image under these numbers."""
         self._job.publish(*((self._content, {"name": str(number)}) for number in numbers))
 
     def answered(self, last: int) -> bool:
@@ -177,11 +161,9 @@ class InlineImages:
 
 
 class CuttableProxy:
-    """A TCP proxy whose connections can be cut, and that refuses new ones until mended.
+    """A TCP proxy of `host:port` whose connections can be cut, and that refuses new ones until mended.
 
-    Args:
-      upstream: `host:port`.
-      answers_late_s: How much later answers come, as from far away; what is asked goes through at once.
+    Answers come `answers_late_s` later, as from far away; requests go through at once.
     """
 
     def __init__(self, upstream: str, answers_late_s: float = 0.0):

@@ -62,17 +62,6 @@ def test_no_box_breaks_the_picture_and_small_images_are_enlarged_until_a_label_f
     assert 480 <= max(decoded(annotate(detected(grey(height, width), boxes))).shape) <= 800
 
 
-def test_in_a_crowd_the_labels_leave_most_of_the_picture_free():
-    """Thirteen boxes side by side: their filled labels cover far less than those of twelve with names."""
-
-    def covered(count):
-        boxes = [[10 + 60 * i, 100, 60 + 60 * i, 500] for i in range(count)]
-        changed = np.abs(decoded(annotate(detected(grey(600, 800), boxes, names=["traffic light"] * count))).astype(int) - 128)
-        return (changed.max(axis=2) > 40).sum()
-
-    assert covered(13) < covered(12) * 0.8
-
-
 @pytest.mark.parametrize("thumbnail", [b"", b"no picture"], ids=["none", "broken"])
 def test_an_image_without_thumbnail_has_no_picture(thumbnail):
     assert annotate(detected(grey(8, 8), [], thumbnail=thumbnail)) == b""

@@ -116,7 +116,7 @@ def test_the_page_is_one_file_without_scripts_whatever_names_say(errors, capsys)
 
 
 def test_a_photo_with_an_orientation_is_upright(tmp_path):
-    """The right half of the upright photo is grey: a box there shows grey, whatever way the pixels are stored."""
+    """The right half of the upright photo is grey."""
     photo(tmp_path / "turned.jpg", orientation=6)
     page = page_of(tmp_path, [row(f"{tmp_path}/turned.jpg")], truth(["turned.jpg"], [(0, 1, [540, 415, 60, 60])]))
     assert np.abs(picture_of(page) - 128).max() < 12

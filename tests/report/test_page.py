@@ -5,7 +5,6 @@ import hashlib
 import html.parser
 import re
 
-import cv2
 import numpy as np
 import pytest
 from hypothesis import given
@@ -31,11 +30,8 @@ HOSTILE = [
     "<!-- ",
     "]]>",
     "javascript:alert(1)",
-    "&lt;b&gt;&amp;&#60;script&#62;",
-    "\u202egpj.exe\u2066\u200f",
-    "line\nfeed\x00\x1b[31m\x7f\x85\u2028",
-    "lone \udc80 surrogate",
-    "{{ 7 * 7 }} ${7} %s {0}",
+    "&lt;b&gt;&amp;&#60;script&#62; {{ 7 * 7 }} ${7} %s {0}",
+    "\u202egpj.exe\u2066\u200f line\nfeed\x00\x1b[31m\x7f\x85\u2028 lone \udc80 surrogate",
     "x" * 3000,
 ]
 
@@ -189,15 +185,8 @@ def test_the_counts_are_shown_as_a_sum_and_a_stream_counts_messages():
     assert "1,820images read=1,803detected+11dead letters+6skipped" in batch and "Images per second48.7" in batch
     assert "1,820messages read=" in stream and "Messages per second48.7" in stream
     assert "do not add up" not in batch
-    wrong = render({"images": {"read": 10, "detected": 7, "dead": 1, "skipped": 1}})
-    assert "These counts do not add up" in wrong
-
-
-def test_a_run_without_images_is_a_page_too():
-    page = Page(render({}))
-    assert "0images read=0detected+0dead letters+0skipped" in page.text
-    assert page.text_of("h2") == ["Samples", "Classes", "Model", "Command"]
-    assert "No objects were detected." in page.text
+    assert "These counts do not add up" in render({"images": {"read": 10, "detected": 7, "dead": 1, "skipped": 1}})
+    assert "0images read=0detected+0dead letters+0skipped" in Page(render({})).text
 
 
 @pytest.mark.parametrize(("classes", "rest"), [(1, None), (30, None), (31, "1 more class1"), (500, "470 more classes110,685")])
@@ -224,13 +213,10 @@ def test_confidences_are_shown_in_tenths_down_to_the_threshold():
 def test_each_sample_has_its_picture_its_name_and_its_detections():
     samples = [sample("gs://b/a/street one.jpg", ("car", "dog", "car")), sample("b.jpg", ()), sample(thumbnail=b"")]
     page = Page(render({}, [*samples, sample(names=("ant",) * 100)]))
-    images = [value for tag, name, value in page.attributes if (tag, name) == ("img", "src")]
-    assert len(images) == 3 and "no picture kept" in page.text
-    for source in images:
-        jpeg = base64.b64decode(source.removeprefix("data:image/jpeg;base64,"))
-        assert cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR) is not None
-    alternatives = [value for tag, name, value in page.attributes if (tag, name) == ("img", "alt")]
-    assert alternatives[:2] == ["street one.jpg: 2 car, 1 dog", "b.jpg: no objects"]
+    sources, texts = ([value for tag, name, value in page.attributes if (tag, name) == ("img", of)] for of in ("src", "alt"))
+    jpegs = [base64.b64decode(source.removeprefix("data:image/jpeg;base64,")) for source in sources]
+    assert [jpeg[:2] for jpeg in jpegs] == [b"\xff\xd8"] * 3 and "no picture kept" in page.text
+    assert texts[:2] == ["street one.jpg: 2 car, 1 dog", "b.jpg: no objects"]
     for shown in ("street one.jpg80 × 60, 3 detections", "b.jpg80 × 60, 0 detections", "gs://b/a/street one.jpg"):  # noqa: RUF001
         assert shown in page.text
     assert page.text_of("td").count(" ant") == 30 and "70 more." in page.text

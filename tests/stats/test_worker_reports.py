@@ -1,10 +1,7 @@
 """What workers tell their launcher: each of them the latest that it has counted, and nothing once the run is over."""
 
-import contextlib
 import dataclasses
 import shutil
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -20,22 +17,6 @@ from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import ProcessState
 from pipeline.stats.worker_reports import StatsReporter, WorkerContext, WorkerReports
 from tests.clock import Clock
-from tests.conftest import REPO
-from tests.processes import running, wait_until
-
-WORKER = """
-import sys, time
-from pipeline.stats import metrics
-from pipeline.stats.worker_reports import WorkerContext
-from pipeline.results.run import Run
-
-metrics.count_read(100)  # of an earlier job in this process
-at = WorkerContext(Run(sys.argv[1], "0a1b"), lambda: None, time.time())
-at.check_worker()
-metrics.count_read(int(sys.argv[2]))
-at.check_worker()
-sys.stdin.read()
-"""
 
 
 @pytest.fixture
@@ -52,16 +33,6 @@ def staging(tmp_path, process):
     run = Run(f"{tmp_path}/out", "0a1b")
     with run.opened():
         yield run
-
-
-@pytest.mark.slow
-def test_the_launcher_sums_up_what_each_process_has_counted_in_this_job(staging):
-    assert WorkerReports(staging).now() == JobStats()
-    with contextlib.ExitStack() as workers:
-        for images in ("3", "4"):
-            command = [sys.executable, "-c", WORKER, staging.output, images]
-            workers.enter_context(running(command, cwd=REPO, stdin=subprocess.PIPE))
-        wait_until(lambda: WorkerReports(staging).now() == JobStats(read=7))
 
 
 def test_of_a_stream_only_images_with_an_outcome_count_as_read(staging):

@@ -1,5 +1,6 @@
 """A stream runs for months: what it keeps in memory after a day is what it kept after an hour."""
 
+import dataclasses
 import json
 import multiprocessing
 import tracemalloc
@@ -7,10 +8,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
-from pipeline.records import DeadLetter, DetectedImage, Detections, EncodedImage, ImageRef, Timing
+from pipeline.records import DeadLetter, DetectedImage, ImageRef, Timing
 from pipeline.results.shards import list_shards
 from pipeline.stats import metrics
 from pipeline.stats.process import PROCESS
@@ -21,18 +21,19 @@ from pipeline.stream.messages import Message, parse_message
 from pipeline.stream.outgoing import Outcome, dead_letter_message, detection_message
 from pipeline.stream.threads import RunThreads
 from tests.clock import Clock
+from tests.shard_rows import detected
 
 START = 1795226400.0
 HOURS, BUNDLE_S, WINDOW_S = 24, 40.0, 120.0
 
 
-def ended(image: EncodedImage | ImageRef, number: int, now: float) -> DetectedImage | DeadLetter:
+def ended(ref: ImageRef, number: int, now: float) -> DetectedImage | DeadLetter:
     """A result; every hundredth image is damaged, and its dead letter has a payload of 10 kB."""
-    ref = image if isinstance(image, ImageRef) else image.ref
     if number % 100 == 0:
         return DeadLetter(ref, "decode", "corrupt", "damaged", b"x" * 10_000)
-    found = Detections(np.zeros((3, 4), np.float32), np.zeros(3, np.int32), np.ones(3, np.float32), (f"class {number % 50}",) * 3)
-    return DetectedImage(ref, 4, 3, "m", "1", found, Timing(finished_at=now, latency=0.1, led_batch=1, model=0.01))
+    timing = Timing(finished_at=now, latency=0.1, led_batch=1, model=0.01)
+    found = dataclasses.replace(detected(ref.uri).detections, class_names=(f"class {number % 50}",))
+    return dataclasses.replace(detected(ref.uri), ref=ref, detections=found, timing=timing)
 
 
 def a_day(folder: Path) -> tuple[list[int], list[int], int]:
@@ -50,17 +51,14 @@ def a_day(folder: Path) -> tuple[list[int], list[int], int]:
     PROCESS.begin_counting()
     tracemalloc.start()
     for bundle in range(int(HOURS * 3600 / BUNDLE_S)):
-        names = [f"gs://b/{number}", f"gs://b/{number + 1}", f"gs://b/{max(0, number - 5)}", f"gs://b/never-{bundle}"]
-        message = Message(json.dumps({"request_id": f"r{bundle}", "images": names}).encode(), {}, f"m{bundle}", clock.now)
-        request = parse_message(message, ("gs://",))
+        names = [f"gs://b/{name}" for name in (number, number + 1, max(0, number - 5), f"never-{bundle}")]
+        asked = Message(json.dumps({"request_id": f"r{bundle}", "images": names}).encode(), {}, f"m{bundle}", clock.now)
+        request = parse_message(asked, ("gs://",))
         metrics.note_message(clock.now)
         metrics.count_read(len(request.images))
         answers.open(request)
-        rows = []
-        for image in request.images[:3]:
-            if not recent.is_new(image):
-                metrics.count_skipped()
-                continue
+        results = []
+        for image in filter(recent.is_new, request.images[:3]):
             result = ended(image, number, clock.now)
             number += 1
             failed = isinstance(result, DeadLetter)
@@ -68,9 +66,10 @@ def a_day(folder: Path) -> tuple[list[int], list[int], int]:
             metrics.count_results(result)
             if not failed:
                 metrics.note_published(result, clock.now)
-            rows.append(result)
+            results.append(result)
             recent.done(image, Outcome(message.data, failed))
-        archive.add(rows)
+        metrics.count_skipped(3 - len(results))
+        archive.add(results)
         clock.now += BUNDLE_S
         overdue += len(answers.due())
         archive.write_if_over()
