@@ -1,7 +1,6 @@
 """Runs a streaming job that will be killed: Pub/Sub delivers again soon what it had.
 
-SIGKILL comes at a moment that `KILLED_AFTER` names, the first time; without one, from elsewhere. After `locked` it does not come:
-instead the lock of the archive is never released.
+SIGKILL comes at a moment that `KILLED_AFTER` names, the first time; without one, from elsewhere.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import Any
 
 from pipeline import run
 from pipeline.stream import archive, subscriber
-from pipeline.stream.archive import Archive
 from pipeline.stream.clients import Publishing
 from pipeline.stream.subscriber import Subscriber
 
@@ -38,23 +36,9 @@ def _die_after(where: Any, name: str) -> None:
     setattr(where, name, last)
 
 
-def _lock_for_good() -> None:
-    """Lets the first bundle take the lock of the archive's writer, and keep it."""
-    add = Archive.add
-
-    def locked(self: Archive, rows: Sequence[Any]) -> None:
-        self._writing.acquire(blocking=False)
-        add(self, rows)
-
-    Archive.add = locked  # type: ignore[method-assign]
-
-
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit code."""
     subscriber.EXTEND_SECONDS = 10  # as short as Pub/Sub's own deadlines can be
-    moment = os.environ["KILLED_AFTER"]
-    if moment == "locked":
-        _lock_for_good()
-    elif moment:
+    if moment := os.environ["KILLED_AFTER"]:
         _die_after(*MOMENTS[moment])
     return run.main(argv)

@@ -48,11 +48,7 @@ def samples_in(text: str) -> dict[tuple[str, ...], float]:
 
 
 class Prometheus:
-    """A running Prometheus.
-
-    Args:
-      port: Of its HTTP API.
-    """
+    """A running Prometheus, by the port of its HTTP API."""
 
     def __init__(self, port: int):
         self._url = f"http://127.0.0.1:{port}/api/v1"
@@ -73,12 +69,8 @@ def running_prometheus(folder: Path, target_port: int) -> Iterator[Prometheus]:
     (port,) = free_ports(1)
     config = folder / "prometheus.yml"
     config.write_text(_CONFIG % target_port)
-    command = [
-        "prometheus",
-        f"--config.file={config}",
-        f"--storage.tsdb.path={folder / 'tsdb'}",
-        f"--web.listen-address=127.0.0.1:{port}",
-    ]
+    flags = {"config.file": config, "storage.tsdb.path": folder / "tsdb", "web.listen-address": f"127.0.0.1:{port}"}
+    command = ["prometheus", *(f"--{name}={value}" for name, value in flags.items())]
     log = folder / "prometheus.log"
     with log.open("wb") as file, running(command, stdout=file, stderr=file) as process:
         prometheus = Prometheus(port)

@@ -17,8 +17,6 @@ from pipeline.monitoring.watchdog import Watchdog
 from pipeline.read.read_ahead import ReadAhead
 from pipeline.records import ImageRef
 from pipeline.stats.process import PARTS, PROCESS, Part
-from pipeline.stream.subscriber import Subscriber
-from pipeline.stream.threads import RunThreads
 from tests.detect.test_engines import HW, NumPyEngine, image, load_toy
 from tests.processes import wait_until
 
@@ -117,20 +115,6 @@ def test_reads_of_a_bundle_that_fails_are_no_work_left(tmp_path):
     with pytest.raises(Exception, match="no space left"), beam.Pipeline(runner=FnApiRunner()) as pipeline:
         _ = pipeline | beam.Create(images, reshuffle=False) | beam.ParDo(ReadAhead(ReadConfig())) | beam.Map(fail)
     wait_until(lambda: PROCESS.parts["read"].waiting == before)
-
-
-def test_messages_that_are_released_at_the_end_are_no_work_left(pubsub_emulator):
-    topic, subscription = pubsub_emulator.create()
-    part, threads = PROCESS.parts["subscriber"], RunThreads()
-    before = part.waiting
-    for future in [pubsub_emulator.publisher().publish(topic, b"image") for _ in range(5)]:
-        future.result()
-    subscriber = Subscriber(subscription, 1, 1_000_000, threads)
-    assert len(subscriber.pull(wait_s=10.0)) == 1
-    wait_until(lambda: part.waiting == before + 1)
-    threads.close()
-    subscriber.close()
-    assert part.waiting == before
 
 
 def test_a_model_that_loads_while_images_wait_for_it_is_progress():

@@ -78,11 +78,6 @@ def test_percentiles_are_within_the_bucket_of_the_exact_ones_and_the_longest_tim
     assert len(times.since(times_of(seconds[:cut]))) == len(seconds[cut:])
 
 
-def test_no_times_have_no_percentiles_and_no_time_is_a_short_time():
-    assert Times().percentiles_ms() == {}
-    assert times_of([0.0]).percentiles_ms() == {"p50": 0.0, "p90": 0.0, "p99": 0.0, "max": 0.0}
-
-
 @given(st.lists(st.floats()))
 def test_whatever_a_clock_says_there_are_few_buckets(seconds):
     times = times_of(seconds)

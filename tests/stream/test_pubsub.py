@@ -107,12 +107,13 @@ def test_a_message_is_acknowledged_when_its_bundle_is_final_and_nothing_holds_it
 
 
 def test_stopping_gives_back_what_nobody_has_taken(queue, subscriber_of):
-    contents = {b"%d" % n for n in range(50)}
+    contents, waiting = {b"%d" % n for n in range(50)}, PROCESS.parts["subscriber"].waiting
     queue.put(*contents)
     first, threads = subscriber_of(queue, max_images=10)
     taken = {message.data for message in first.pull(wait_s=240)}
     threads.stop.set()
     assert first.pull(wait_s=0) == []
+    wait_until(lambda: PROCESS.parts["subscriber"].waiting == waiting)  # no work is left for the watchdog
     rest = {content for take in take_all(subscriber_of(queue)[0], 50 - len(taken)) for content in take}
     assert rest == contents - taken
 

@@ -30,13 +30,6 @@ def test_all_steps_find_the_same_run_and_no_thread_of_it_is_left_also_when_its_j
     assert threads_left(before) == []
 
 
-def test_a_worker_elsewhere_opens_its_own():
-    settings = RunSettings("elsewhere", in_process=False)
-    run = run_of(settings)
-    assert run_of(settings) is run
-    run.close()
-
-
 def test_overdue_answers_that_pubsub_refuses_for_good_end_the_job(pubsub_emulator):
     """The thread used to die unseen, and no request was answered at its deadline from then on."""
     missing = f"projects/{pubsub_emulator.project}/topics/none"
