@@ -32,20 +32,16 @@ def dead(number, stage="read", reason="not_found"):
     return DeadLetter(ImageRef(f"{number}.jpg"), stage, reason, "gone", b"payload")
 
 
-ELEMENTS = st.lists(
-    st.one_of(
-        st.builds(
-            detected,
-            st.integers(0, 50),
-            st.lists(st.sampled_from(["cat", "dog"]), max_size=3),
-            st.sampled_from([0, 1, 8]),
-            st.floats(0, 100),
-            st.sampled_from([b"", b"jpeg"]),
-        ),
-        st.builds(dead, st.integers(0, 50), st.sampled_from(["read", "decode"]), st.sampled_from(["empty", "corrupt"])),
-    ),
-    max_size=30,
+IMAGES = st.builds(
+    detected,
+    number=st.integers(0, 50),
+    classes=st.lists(st.sampled_from(["cat", "dog"]), max_size=3),
+    led=st.sampled_from([0, 1, 8]),
+    latency=st.floats(0, 100),
+    thumbnail=st.sampled_from([b"", b"jpeg"]),
 )
+LETTERS = st.builds(dead, st.integers(0, 50), st.sampled_from(["read", "decode"]), st.sampled_from(["empty", "corrupt"]))
+ELEMENTS = st.lists(IMAGES | LETTERS, max_size=30)
 
 
 def tally_of(elements, stats=None):

@@ -119,10 +119,8 @@ def test_inline_images_are_the_same_image_when_name_and_bytes_are():
         (b'{"images": 3}', "bad_request"),
         (b'{"images": []}', "no_images"),
         (b"{}", "bad_request"),
-        (b"[3]", "bad_request"),
         (b'{"uri": 3}', "bad_request"),
         (b'{"bytes": "?"}', "bad_base64"),
-        (b'{"content": "abc"}', "bad_request"),
     ],
     ids=str,
 )
@@ -182,7 +180,6 @@ def test_a_message_that_was_refused_is_recognised_again_and_does_not_grow_when_i
     ("image", "payload", "reason"),
     [
         ({"uri": "inline:a.jpg"}, {}, "bad_request"),
-        ({"uri": 7}, {}, "bad_request"),
         ({"uri": "inline:a.jpg"}, {"payload_base64": "?"}, "bad_base64"),
         ({}, {"payload_base64": 7}, "bad_base64"),
         ({"uri": "/etc/passwd"}, {}, "not_allowed"),
