@@ -112,30 +112,25 @@ def test_labelformat_reads_any_name_of_an_image_or_class_from_cvats_xml(tmp_path
     assert [each.objects[0].category.name for each in labels] == HOSTILE
 
 
-def region(number, score, x, y, width, height, name):
+def test_label_studio_gets_tasks_with_predictions_as_its_guide_has_them(tmp_path):
     """Source: https://labelstud.io/guide/predictions, "JSON format for pre-annotations" and its example of rectangles."""
+    rows = [*ROWS[:2], *(row(name, CAT) for name in [*HOSTILE, "gs://bucket/a b.jpg", "/abs.jpg"])]
+    written("label-studio", rows, f"{tmp_path}/rows.json")
+    first, second, *tasks = json.loads((tmp_path / "rows.json").read_bytes())
     names = {"type": "rectanglelabels", "from_name": "label", "to_name": "image"}
     image = {"original_width": 100, "original_height": 50, "image_rotation": 0}
-    value = {"x": x, "y": y, "width": width, "height": height, "rotation": 0, "rectanglelabels": [name]}
-    return {"id": number, **names, **image, "score": score, "value": value}
-
-
-def test_label_studio_gets_tasks_with_predictions_as_its_guide_has_them(tmp_path):
-    written("label-studio", ROWS, f"{tmp_path}/rows.json")
-    first, second, _ = json.loads((tmp_path / "rows.json").read_bytes())
-    regions = [region("0", 0.9, 10.0, 40.0, 30.0, 20.0, "cat"), region("1", 0.5, 0.0, 0.0, 5.0, 100.0, "dog, big")]
+    cat = {"x": 10.0, "y": 40.0, "width": 30.0, "height": 20.0, "rotation": 0, "rectanglelabels": ["cat"]}
+    dog = {"x": 0.0, "y": 0.0, "width": 5.0, "height": 100.0, "rotation": 0, "rectanglelabels": ["dog, big"]}
+    regions = [
+        {"id": f"{n}", **names, **image, "score": score, "value": box} for n, (score, box) in enumerate([(0.9, cat), (0.5, dog)])
+    ]
     assert first == {
         "data": {"image": "/data/local-files/?d=photos/a.png", "uri": "photos/a.png", "generation": "1"},
         "predictions": [{"model_version": "m 7", "score": 0.5, "result": regions}],
     }
     assert second["predictions"] == [{"model_version": "m 7", "score": 0.0, "result": []}]
-
-
-def test_label_studio_gets_any_name_of_an_image_as_an_address_and_unchanged(tmp_path):
-    written("label-studio", [row(name, CAT) for name in [*HOSTILE, "gs://bucket/a b.jpg", "/abs.jpg"]], f"{tmp_path}/rows.json")
-    tasks = [task["data"] for task in json.loads((tmp_path / "rows.json").read_bytes())]
-    *local, cloud, absolute = [task["image"] for task in tasks]
-    assert [task["uri"] for task in tasks][:-2] == HOSTILE
+    *local, cloud, absolute = [task["data"]["image"] for task in tasks]
+    assert [task["data"]["uri"] for task in tasks][:-2] == HOSTILE
     assert [unquote(each.partition("?d=")[2]) for each in local] == HOSTILE
     assert all(each.isprintable() and each.isascii() for each in local)
     assert (cloud, absolute) == ("gs://bucket/a b.jpg", "/data/local-files/?d=abs.jpg")
