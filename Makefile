@@ -28,9 +28,9 @@ $(READY): requirements.lock setup.py
 
 demo: $(READY) ## Run the main job on the sample images with the bundled detector
 	$(BIN)/python -m pipeline.run --config configs/batch_local_direct.yaml --input 'models/digits/samples/*.jpg' --output out/demo \
-	    --model digits --score-threshold 0.5 --samples 4
+	    --model digits --score-threshold 0.5
 	@echo
-	@echo "Open out/demo/report.html in a browser; the rows are in out/demo/detections/, annotated images in out/demo/samples/."
+	@echo "Open out/demo/report.html in a browser; the rows are in out/demo/detections/."
 
 demo-streaming: $(READY) ## Run the streaming job on the Pub/Sub emulator for half a minute
 	$(BIN)/python -m tests.demo_streaming

@@ -37,7 +37,6 @@ what most people use:
   --score-threshold 0.25     least confidence; --iou-threshold 0.45 for boxes that are one object
   --classes NAME ...         keep only these classes
   --export FORMAT ...        csv, coco, yolo, voc, cvat, label-studio or tfrecord at the end, too
-  --samples N                write N annotated images
   --precision bfloat16       faster on some CPUs and on GPUs; --device cpu, gpu or gpu:0
   --allow-uri-prefix URI     folders whose images messages and found lists may name
 

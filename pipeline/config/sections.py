@@ -220,7 +220,6 @@ class WriteConfig:
     export: ListOf[Literal["csv", "coco", "yolo", "voc", "cvat", "label-studio", "tfrecord"]] = setting(
         (), "at the end, export the results in these formats too, as detect-objects export does at any time"
     )
-    samples: Annotated[int, Field(ge=0, le=MOST)] = setting(0, "write this many annotated images under samples/")
 
     @property
     def window_s(self) -> float:

@@ -38,6 +38,7 @@ from pipeline.results.lock import locked
 from pipeline.results.newest import Wanted
 from pipeline.results.run import Run
 from pipeline.stats.job_stats import JobStats
+from pipeline.stats.samples import REPORT_SAMPLES
 from pipeline.stats.summary import RunFacts
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.cloud import GS
@@ -205,7 +206,7 @@ def _run_graph(job: Job, run: Run, build: Callable[[beam.Pipeline], None], *, la
         build(pipeline)
         _wait(job, pipeline.run())
         # else the first new image has loaded it, if there was one and it was detected here
-        in_use = detector_in_use(config.model, config.detect, graph.samples_kept(config), config.read)
+        in_use = detector_in_use(config.model, config.detect, REPORT_SAMPLES, config.read)
         detector = loading.result() if loading else in_use
     of_model = (detector or reports).model_stats(CANARY_SECONDS)
     return job.done(detector.ready_at if detector else launched_at), of_model

@@ -6,20 +6,20 @@ import contextlib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from pipeline import graph
 from pipeline.config import Config
 from pipeline.detect.detector import Detector
 from pipeline.detect.load_detector import shared_detector
 from pipeline.detect.load_model import name_and_version
 from pipeline.launch.options import Job
 from pipeline.stats.process import PROCESS
+from pipeline.stats.samples import REPORT_SAMPLES
 
 
 def load_detector(config: Config) -> Detector:
     """Loads and warms the detector of this process."""
     PROCESS.waiting_for = "loading the model"
     try:
-        detector = shared_detector(config.model, config.detect, graph.samples_kept(config), config.read)
+        detector = shared_detector(config.model, config.detect, REPORT_SAMPLES, config.read)
     except BaseException:
         PROCESS.waiting_for = ""
         raise

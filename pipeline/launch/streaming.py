@@ -28,6 +28,7 @@ from pipeline.results.completion import RowVersion
 from pipeline.results.layout import check_output
 from pipeline.results.run import Run
 from pipeline.stats.process import PROCESS
+from pipeline.stats.samples import REPORT_SAMPLES
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.stream.check_pubsub import check_subscription, check_topic
 from pipeline.stream.run import RunSettings, opened
@@ -94,7 +95,7 @@ def run(job: Job) -> int:
     settings = _settings(job, this_run)
     with stopped_by_signals(), this_run.opened(), PROCESS.counting() as counted:
         with opened(settings) as stream, runner.served(job.options), contextlib.ExitStack() as shown:
-            reports = None if job.in_process else WorkerReports(this_run, graph.samples_kept(config), streaming=True)
+            reports = None if job.in_process else WorkerReports(this_run, REPORT_SAMPLES, streaming=True)
             stats = reports.now if reports else functools.partial(PROCESS.stats_of, counted)
             shown.enter_context(monitored(config, stats))
             model = reports or load_detector(config)

@@ -95,7 +95,7 @@ def mixed_job(tmp_path_factory, run_job, bright_model):
     (folder / "empty.jpg").write_bytes(b"")
     (folder / "text.jpg").write_text("no image at all")
     (folder / HOSTILE_NAME).write_bytes((folder / "black.png").read_bytes()[:60])
-    arguments = ["--input", f"{folder}/**/*.*", folder / "black.png", "--model", bright_model, "--export=coco", "--samples=2"]
+    arguments = ["--input", f"{folder}/**/*.*", folder / "black.png", "--model", bright_model, "--export=coco"]
 
     def start(out, runner="DirectRunner"):
         code, printed, error = run_job(*arguments, "--output", out, "--runner", runner)
@@ -119,7 +119,7 @@ def test_the_contract_of_the_output(mixed_job, out):
     assert summary["config"]["write"]["export"] == ["coco"]
     (run,) = (out / "runs").iterdir()
     assert run.name == summary["run"]
-    for name in ("summary.json", "report.html", *summary["samples"]):
+    for name in ("summary.json", "report.html"):
         assert (run / name).read_bytes() == (out / name).read_bytes(), "the reports on top are copies of the newest run's"
 
     rows = rows_of(out)
@@ -132,7 +132,6 @@ def test_the_contract_of_the_output(mixed_job, out):
 
     report = (out / "report.html").read_text()
     assert "<img src=x" not in report and "&lt;img src=x onerror=alert(1)&gt;.jpg" in report
-    assert len(list((out / "samples").glob("*.jpg"))) == 2
     assert not list(out.glob(".*")), "staging is gone"
 
 
@@ -145,7 +144,6 @@ def test_prism_gives_the_same_rows_and_files_as_the_direct_runner(mixed_job, tmp
     mixed_job(prism, "PrismRunner")
     for kind in ("detections", "dead_letters"):
         assert rows_of(prism, kind) == rows_of(direct, kind)
-    assert files_of(prism / "samples") == files_of(direct / "samples")
     assert without_run(files_of(prism)) == without_run(files_of(direct))
     assert images_of(prism) == images_of(direct)
 
