@@ -76,11 +76,10 @@ class JobReport:
     def _say(self, summary: dict[str, Any], canary: str) -> None:
         images = summary["images"]
         before = f" ({summary['done_before']} of them done before)" if summary["done_before"] else ""
-        submission = f" and {summary['submission_seconds']:.1f} s of submission" if "submission_seconds" in summary else ""
         print(
             f"{images['read']} images read: {images['detected']} detected, {images['dead']} dead, {images['skipped']} skipped"
             f"{before}; {summary['detections']} objects; {summary['images_per_second']:.1f} images/s in "
-            f"{summary['wall_seconds']:.1f} s after {summary['startup_seconds']:.1f} s of start-up{submission}"
+            f"{summary['wall_seconds']:.1f} s after {summary['startup_seconds']:.1f} s of start-up"
         )
         if summary["done_before"] and images["read"] == images["skipped"]:
             print(

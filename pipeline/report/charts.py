@@ -20,16 +20,13 @@ def bars(rows: Sequence[tuple[str, float, str, str]]) -> list[Bar]:
     return [(name, [("bar", length / longest)], figure, note) for name, length, figure, note in rows]
 
 
-def line_over_time(
-    points: Sequence[Sequence[float]], interval_s: float, unit: str, *, slowest: bool = False
-) -> dict[str, Any] | None:
+def line_over_time(points: Sequence[Sequence[float]], interval_s: float, unit: str) -> dict[str, Any] | None:
     """The arguments of the macro `plot` for a line over time, of at most 120 steps without gaps.
 
     Args:
-      points: `[second since start, amount]` of each interval in order; a missing one had no amount.
+      points: `[second since start, amount]` of each interval in order; a missing one had none.
       interval_s: Length of an interval in seconds.
-      unit: Of the values.
-      slowest: Whether amounts are milliseconds, and the largest of a step counts, in seconds; else it is their sum a second.
+      unit: Of the values, which are amounts a second.
 
     Returns:
       None if there are too few intervals for a line: the first and the last are only partly filled.
@@ -42,10 +39,7 @@ def line_over_time(
     for second, amount in points:
         steps[int(second // interval_s) // merged].append(amount)
     widths = [merged] * (len(steps) - 1) + [intervals - merged * (len(steps) - 1)]
-    values = [
-        max(amounts, default=0.0) / 1e3 if slowest else sum(amounts) / (width * interval_s)
-        for amounts, width in zip(steps, widths, strict=True)
-    ]
+    values = [sum(amounts) / (width * interval_s) for amounts, width in zip(steps, widths, strict=True)]
     top, mean, end_s = max(values) or 1.0, sum(values) / len(values), len(values) * merged * interval_s
     edges = [(place + side, each) for place, each in enumerate(values) for side in (0, 1)]
     line = " ".join(f"{100 * edge / len(values):.3f},{100 - 100 * each / top:.3f}" for edge, each in edges)

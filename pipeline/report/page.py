@@ -124,7 +124,6 @@ def _facts(summary: Mapping[str, Any], unit: str) -> list[tuple[str, str]]:
         (f"{unit.capitalize()} per second", number(summary["images_per_second"], 1)),
         ("Wall time", duration(summary["wall_seconds"])),
         ("Start-up", duration(summary["startup_seconds"])),
-        *([("Submission", duration(summary["submission_seconds"]))] if "submission_seconds" in summary else []),
         ("Detections", number(found)),
         ("Per image", number(found / detected if detected else None, 1)),
         ("Per model call", number(detected / calls if calls else None, 1)),
@@ -140,14 +139,12 @@ def _charts(summary: Mapping[str, Any], unit: str) -> dict[str, Any]:
         for key, what in _LATENCIES.items()
         for name, ms in summary.get(key, {}).items()
     ]
-    slowest = summary.get("over_time", {}).get("event_to_publish_ms")
     return {
-        "classes": _classes(summary["classes"], summary["confidences"]["by_class"]),
+        "classes": _classes(summary["classes"]),
         "classes_caption": f"{counted(len(summary['classes']), 'class', 'classes')} with detections",
-        "confidences": _confidences(summary["confidences"]["all"]),
+        "confidences": _confidences(summary["confidences"]),
         "threshold": (summary["config"].get("detect") or {}).get("score_threshold"),
         "throughput": line_over_time(summary["throughput"], summary["throughput_interval_s"], f"{unit}/s"),
-        "slowest": slowest and line_over_time(slowest["points"], slowest["interval_s"], "s", slowest=True),
         "batches": bars([(number(int(size)), n, number(n), "") for size, n in batches.items()]),
         "calls": counted(sum(batches.values()), "batch", "batches"),
         "stages": bars(
@@ -186,20 +183,13 @@ def _sample(purpose: str, image: DetectedImage) -> dict[str, Any]:
     }
 
 
-def _classes(classes: Mapping[str, int], bins: Mapping[str, Sequence[int]]) -> list[Bar]:
-    """The most frequent classes, some with their median confidence, and the sum of the others."""
+def _classes(classes: Mapping[str, int]) -> list[Bar]:
+    """The most frequent classes, and the sum of the others."""
     ordered = sorted(classes.items(), key=lambda named: -named[1])
-    shown = [(name, n, number(n), _median(bins[name]) if name in bins else "") for name, n in ordered[:_SHOWN_CLASSES]]
-    rows = bars(shown)
+    rows = bars([(name, n, number(n), "") for name, n in ordered[:_SHOWN_CLASSES]])
     if rest := ordered[_SHOWN_CLASSES:]:
         rows.append((counted(len(rest), "more class", "more classes"), [], number(sum(n for _, n in rest)), ""))
     return rows
-
-
-def _median(bins: Sequence[int]) -> str:
-    """The bin of the median confidence, in words."""
-    middle = next(n for n, below in enumerate(itertools.accumulate(bins)) if 2 * below >= sum(bins))
-    return f"median about {(middle + 0.5) / len(bins):.2f}"
 
 
 def _confidences(bins: Sequence[int]) -> list[Bar]:

@@ -22,17 +22,14 @@ BINS = 20  # of confidence; bin n begins at n / BINS
 OTHER_CLASSES = "(other classes)"
 MOST_OBJECTS = 1000
 _MOST_CLASSES = 1000  # COCO has 80, Open Images 601
-_MOST_COUNTS = 2 * _MOST_CLASSES * BINS
-_MOST_KINDS = 100  # endings of files that are no images
+_MOST_KINDS = 50  # endings of files that are no images
 _EXAMPLES = 20  # dead letters kept for the report, for each reason
 _EXAMPLE_CHARACTERS = 1000  # of each text in an example: a message may name a URI of megabytes
 _SUMS = (
-    *("read", "skipped", "done", "dead", "batches", "latencies", "publish_latencies", "finished", "publish_ms"),
-    *("versions", "model_events", "objects", "outside", "confidences", "left_out"),
+    *("read", "skipped", "done", "dead", "batches", "latencies", "publish_latencies", "finished"),
+    *("versions", "model_events", "objects", "outside", "classes", "confidences", "left_out"),
 )
 _LARGEST = ("last", "backlog_age_ms", "batch_sizes", "model_notes")
-
-ClassConfidences = Counter[tuple[str, Annotated[int, msgspec.Meta(ge=0, lt=BINS)]]]  # detections by class name and bin
 
 
 @dataclasses.dataclass
@@ -49,14 +46,14 @@ class JobStats:
       left_out: Of the skipped ones, the files that are no images, by kind.
       done: Of the skipped ones, the images that an earlier run or a stream has done.
       dead: Dead letters by (stage, reason).
-      confidences: Detections by (class name, bin of confidence).
+      classes: Detections by class name.
+      confidences: Detections by bin of confidence.
       batches: Device batches by batch size.
       stages: Times of an image in each stage, of a batch in `model`; stages of different images overlap.
       latencies: Times of images from the bytes in memory to the result.
       publish_latencies: Of a stream, times from the event time to the publishing of the result.
       backlog_age_ms: Age of the last message that a stream has read; 0 when none came for a while.
       finished: Detected images by the time of their result.
-      publish_ms: Of a stream, the largest latency from event time to publishing, by the time of publishing.
       pictures: Detected images with a thumbnail and their ranks, by purpose; see `pipeline.stats.samples`.
       dead_examples: A few dead letters of each reason, with short texts and without payload.
       versions: Images by the model's version.
@@ -75,14 +72,14 @@ class JobStats:
     left_out: Counter[str] = dataclasses.field(default_factory=Counter)
     done: int = 0
     dead: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
-    confidences: ClassConfidences = dataclasses.field(default_factory=Counter)
+    classes: Counter[str] = dataclasses.field(default_factory=Counter)
+    confidences: Counter[Annotated[int, msgspec.Meta(ge=0, lt=BINS)]] = dataclasses.field(default_factory=Counter)
     batches: Counter[int] = dataclasses.field(default_factory=Counter)
     stages: dict[str, Times] = dataclasses.field(default_factory=dict)
     latencies: Times = dataclasses.field(default_factory=Times)
     publish_latencies: Times = dataclasses.field(default_factory=Times)
     backlog_age_ms: float = 0.0
     finished: Intervals = dataclasses.field(default_factory=Intervals)
-    publish_ms: Intervals = dataclasses.field(default_factory=lambda: Intervals(largest=True))
     pictures: Ranked[DetectedImage] = dataclasses.field(default_factory=dict)
     dead_examples: dict[str, list[DeadLetter]] = dataclasses.field(default_factory=dict)
     versions: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -111,14 +108,6 @@ class JobStats:
         return len(self.latencies)
 
     @property
-    def classes(self) -> Counter[str]:
-        """Detections by class name."""
-        classes: Counter[str] = Counter()
-        for (name, _), amount in self.confidences.items():
-            classes[name] += amount
-        return classes
-
-    @property
     def failed(self) -> int:
         """Dead letters of all stages."""
         return self.dead.total()
@@ -137,9 +126,8 @@ class JobStats:
         """Counts detected images; keeps those that have a thumbnail and may be among the job's `samples` samples."""
         if not images:
             return
-        class_names = [name for image in images for name in image.detections.class_names]
-        confidences = np.concatenate([image.detections.confidences for image in images])
-        self.confidences.update(zip(class_names, confidence_bins(confidences), strict=True))
+        self.classes.update(name for image in images for name in image.detections.class_names)
+        self.confidences.update(confidence_bins(np.concatenate([image.detections.confidences for image in images])))
         self.objects.update(min(len(image.detections), MOST_OBJECTS) for image in images)
         self.outside += mostly_outside(images)
         timings = [image.timing for image in images]
@@ -199,16 +187,8 @@ class JobStats:
             self.stages.setdefault(stage, Times()).add(seconds)
 
     def _bound(self) -> None:
-        """Sums the rare classes, and the rare kinds of files, once there are too many of them."""
-        if len(self.confidences) > _MOST_COUNTS:
-            frequent, counts = dict(self.classes.most_common(_MOST_CLASSES)), self.confidences
-            self.confidences = Counter()
-            for (name, number), amount in counts.items():
-                self.confidences[name if name in frequent else OTHER_CLASSES, number] += amount
-        if len(self.left_out) > _MOST_KINDS:
-            kept = Counter(dict(self.left_out.most_common(_MOST_KINDS // 2)))
-            kept["other"] += self.left_out.total() - kept.total()
-            self.left_out = kept
+        self.classes = _bounded(self.classes, _MOST_CLASSES, OTHER_CLASSES)
+        self.left_out = _bounded(self.left_out, _MOST_KINDS, "other")
 
 
 def merge_stats(parts: Iterable[JobStats], samples: int) -> JobStats:
@@ -228,6 +208,15 @@ def confidence_bins(confidences: np.ndarray) -> list[int]:
     within = np.fmin(np.fmax(confidences, 0), 1)  # not a number counts as 0
     bins: list[int] = np.minimum(within * BINS, BINS - 1).astype(int).tolist()
     return bins
+
+
+def _bounded(counts: Counter[str], most: int, other: str) -> Counter[str]:
+    """The counts, of which the rare ones are summed once there are more than twice as many as `most`."""
+    if len(counts) <= 2 * most:
+        return counts
+    kept = Counter(dict(counts.most_common(most)))
+    kept[other] += counts.total() - kept.total()
+    return kept
 
 
 def _cut(text: str) -> str:

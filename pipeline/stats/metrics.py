@@ -82,7 +82,6 @@ def note_published(image: DetectedImage, now: float) -> None:
     with PROCESS.lock:
         for stats in PROCESS.counted:
             stats.publish_latencies.add([latency_s])
-            stats.publish_ms.add(now, round(latency_s * 1e3))
 
 
 def note_message(published_at: float) -> None:

@@ -48,17 +48,6 @@ def test_intervals_are_as_short_as_their_bound_allows_and_are_told_in_order_from
     assert intervals.seconds == 1 or len({2 * time_s // intervals.seconds for time_s in times}) > 8
 
 
-def test_the_largest_amount_of_an_interval_is_kept_for_months_in_any_order():
-    """As of the slowest image, or of the oldest message."""
-    hours = [(3600 * hour, 99_000 if hour == 700 else 20) for hour in range(24 * 90)]
-    forwards, backwards = Intervals(largest=True), Intervals(largest=True)
-    for one, other in zip(hours, reversed(hours), strict=True):
-        forwards.add(*one)
-        backwards.add(*other)
-    assert forwards == backwards and len(forwards.counts) <= 8
-    assert max(ms for _, ms in forwards.since_first()) == 99_000
-
-
 def times_of(seconds):
     times = Times()
     times.add(seconds)
