@@ -29,7 +29,7 @@ what most people use:
   --output FOLDER            the results, local or gs://; of a stream its topic
   --model PATH               SavedModel, folder of versions, or grpc://; 'digits' is the bundled detector
   --mode streaming           Pub/Sub in, Pub/Sub out; --archive FOLDER keeps the rows
-  --runner RUNNER            DirectRunner (default), PrismRunner, FlinkRunner, SparkRunner, DataflowRunner
+  --runner RUNNER            DirectRunner (default), FlinkRunner, SparkRunner, DataflowRunner
   --dates DAYS               fills {date} in the input: 2026-11-20, yesterday, 'last 7 days'
   --again                    detect images that are done again, too
   --retry-dead               detect in the images that failed

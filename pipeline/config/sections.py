@@ -291,9 +291,7 @@ class Config:
     )
     output: Path = setting("", "folder for the results, local or gs://")
     mode: Literal["batch", "streaming"] = setting("batch", "batch: files in, files out; streaming: Pub/Sub in, Pub/Sub out")
-    runner: str = setting(
-        "DirectRunner", "DirectRunner (in this process), PrismRunner, FlinkRunner, PortableRunner, SparkRunner or DataflowRunner"
-    )
+    runner: str = setting("DirectRunner", "DirectRunner (in this process), FlinkRunner, SparkRunner or DataflowRunner")
     max_dead_share: Share = setting(0.5, "exit with 1 when a larger share of the images that were tried became dead letters")
     allow_empty: bool = setting(False, "accept an input that names no image")
     when_busy: Literal["wait", "skip", "stop"] = setting(

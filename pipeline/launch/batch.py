@@ -200,7 +200,6 @@ def _run_graph(job: Job, run: Run, build: Callable[[beam.Pipeline], None], *, la
     with (
         monitored(config, None if job.in_process else reports.now),  # first, since loading a model discards standard error
         detector_loading(config) if job.in_process and not lazily else contextlib.nullcontext() as loading,
-        job.runner.served(job.options),
     ):
         pipeline = job.pipeline()
         build(pipeline)

@@ -5,16 +5,14 @@ A new runner is one row here and one line in the table of docs/streaming.md; a t
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import operator
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 from pipeline.beam_internals import drain_dataflow_job
 from pipeline.errors import RunnerError
-from pipeline.launch import dataflow, flink, prism
+from pipeline.launch import dataflow, flink
 
 
 def _nothing(*_: Any) -> str:
@@ -36,7 +34,6 @@ class Runner:
       needs: Beam's flags that a job on it needs; of two with `or` between them one.
       has_own_machines: Whether it starts machines by the resource hints of steps, which do not see the launcher's files.
       experiments: Beam's experiments for its jobs, unless the user sets the opposite.
-      stream_experiments: More of them, for streams.
       beam_name: The runner's name in Beam, or the full name of its class.
       wait: Waits for the end of a job, given Beam's result; raises if the job failed.
       end_stream: Makes a stream finish its work in flight, given Beam's result; for steps in other processes.
@@ -44,7 +41,6 @@ class Runner:
         is sure to hold them.
       check: Checks that the runner can be reached or started, given Beam's options; raises a `RunnerError` if not.
       check_stream: Checks the options of a stream, and sets the defaults of all streams.
-      served: Keeps a server that the runner needs alive during a block, given Beam's options.
     """
 
     name: str
@@ -55,19 +51,12 @@ class Runner:
     needs: tuple[str, ...] = ()
     has_own_machines: bool = False
     experiments: tuple[str, ...] = ()
-    stream_experiments: tuple[str, ...] = ()
     beam_name: str = ""
     wait: Callable[[Any], object] = operator.methodcaller("wait_until_finish")
     end_stream: Callable[[Any], object] = _nothing
     finalizes_early: bool = False
     check: Callable[[Any], object] = _nothing
     check_stream: Callable[[Any], object] = _nothing
-    served: Callable[[Any], AbstractContextManager[object]] = contextlib.nullcontext
-
-    @property
-    def answers(self) -> bool:
-        """Whether one message can answer all images of a request."""
-        return self.in_process and not self.no_stream
 
     @property
     def guarantee(self) -> str:
@@ -81,11 +70,9 @@ class Runner:
         return create_runner(self.beam_name or self.name)
 
 
-_BY_CHECKPOINT = "at the checkpoint after the one that ends its bundle"
-
 RUNNERS = (
     # Beam itself would choose Prism if it finds it, and for streams a runner that acknowledges messages before it processes
-    # them. Its in-memory runner is faster (BENCHMARKS.md).
+    # them. Its in-memory runner is faster.
     Runner(
         "DirectRunner",
         "when its answers are published",
@@ -93,23 +80,14 @@ RUNNERS = (
         beam_name="pipeline.launch.in_memory.InMemoryRunner",
     ),
     Runner(
-        "PrismRunner",
-        "when its answers are published",
-        in_process=True,
-        stream_experiments=("prism_disable_sdf_split",),  # a puller cannot be split
-        check=prism.prism_binary,
-        served=prism.running_prism,
-    ),
-    Runner(
         "FlinkRunner",
-        _BY_CHECKPOINT,
+        "at the checkpoint after the one that ends its bundle",
         beam_name="pipeline.launch.flink.FlinkRunner",
         finalizes_early=True,
         check_stream=flink.check_stream,
         end_stream=operator.methodcaller("stop"),
         needs=("--job_endpoint or --flink_job_server_jar",),
     ),
-    Runner("PortableRunner", _BY_CHECKPOINT, finalizes_early=True, needs=("--job_endpoint",)),
     Runner(
         "SparkRunner",
         # https://beam.apache.org/documentation/runners/capability-matrix/: neither of the two works on Spark

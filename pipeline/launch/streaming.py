@@ -69,8 +69,8 @@ def _check_settings(config: Config) -> None:
         raise ConfigError(f"runner {runner.name}: {runner.no_stream}")
     if config.write.export:
         raise ConfigError("export: expected --mode batch; detect-objects export exports the archive of a stream at any time")
-    if config.stream.answer_topic and not runner.answers:
-        able = " or ".join(other.name for other in RUNNERS if other.answers)
+    if config.stream.answer_topic and not runner.in_process:
+        able = " or ".join(other.name for other in RUNNERS if other.in_process)
         raise ConfigError(f"answer_topic: answers by request need {able}, where all runs in one process; got {runner.name}")
 
 
@@ -94,7 +94,7 @@ def run(job: Job) -> int:
     bind_run_id(this_run.name)
     settings = _settings(job, this_run)
     with stopped_by_signals(), this_run.opened(), PROCESS.counting() as counted:
-        with opened(settings) as stream, runner.served(job.options), contextlib.ExitStack() as shown:
+        with opened(settings) as stream, contextlib.ExitStack() as shown:
             reports = None if job.in_process else WorkerReports(this_run, REPORT_SAMPLES, streaming=True)
             stats = reports.now if reports else functools.partial(PROCESS.stats_of, counted)
             shown.enter_context(monitored(config, stats))

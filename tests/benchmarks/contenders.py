@@ -12,7 +12,6 @@ from tests.benchmarks.images import BENCH
 REFERENCE = "plain loop, float32"
 PLAIN_BF16 = "plain loop, bfloat16"
 OURS, OURS_BF16 = "ours, float32", "ours, bfloat16"
-PRISM = Path(".tools/prism")
 _ALONE = {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": "."}
 
 
@@ -37,17 +36,13 @@ class Contender:
 
 def own_contenders() -> dict[str, Contender]:
     """Those that live in the project's own environment."""
-    found = {
+    return {
         REFERENCE: _module("plain_loop"),
         "Beam as documented": _module("beam_documented"),
         OURS: ours(),
         PLAIN_BF16: _module("plain_loop", "--precision", "bfloat16"),
         OURS_BF16: dataclasses.replace(ours("--precision", "bfloat16"), against=PLAIN_BF16),
     }
-    if PRISM.exists():
-        on_prism = ours("--runner", "PrismRunner", "--prism_location", str(PRISM))
-        found["ours on Prism, float32"] = dataclasses.replace(on_prism, large=False)
-    return found
 
 
 def earlier_contenders(checkout: Path) -> dict[str, Contender]:

@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from pipeline.codec import pack, unpack
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing
 from pipeline.report.page import render_report
-from pipeline.stats.job_stats import BINS, OTHER_CLASSES, JobStats, merge_stats
+from pipeline.stats.job_stats import OTHER_CLASSES, JobStats, merge_stats
 from pipeline.stats.summary import RunFacts, left_out_line, summarise, to_json
 
 SAMPLES = 3
