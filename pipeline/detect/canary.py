@@ -11,7 +11,6 @@ import dataclasses
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 
 from models.evaluate.agreement import compare
@@ -51,7 +50,6 @@ class Canary:
         self._thumbnail = thumbnail
         self._waiting: queue.Queue[tuple[ImageRef | EncodedImage, DetectedImage | DeadLetter] | None] = queue.Queue(_MOST_WAITING)
         self._figures = CanaryStats(model.version, stable)
-        self._reported: Counter[str] = Counter()
         self._closed = False
         self._lock = threading.Lock()  # guards the figures
         # daemons, so that a canary that hangs does not keep the job from ending
@@ -85,15 +83,6 @@ class Canary:
             time.sleep(0.01)
         with self._lock:
             return dataclasses.replace(self._figures)
-
-    def take_counts(self) -> Counter[str]:
-        """Counts since the last call, as integers."""
-        with self._lock:
-            shown = self._figures
-            counts = Counter({f"canary_{name}": getattr(shown, name) for name in ("images", "failed", "matched", "objects")})
-            counts["canary_ms"] = int(shown.seconds * 1e3)
-            new, self._reported = counts - self._reported, counts
-        return new
 
     def close(self) -> bool:
         """Stops the threads and frees memory; returns False if the canary hangs and keeps both."""

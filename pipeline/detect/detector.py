@@ -147,10 +147,8 @@ class Detector:
         return JobStats(batch_sizes=self.batch_sizes, canary=self.canary_stats(wait_s), model_notes=self.model.notes)
 
     def counted_swaps(self) -> Counter[str]:
-        """`swaps` and `refusals` of versions and the canary's counts, since the last call."""
-        counts = self.watched.take_counts() if self.watched else Counter()
-        canary = self.canary or self._former_canary
-        return counts + canary.take_counts() if canary else counts
+        """`swaps` and `refusals` of versions since the last call."""
+        return self.watched.take_counts() if self.watched else Counter()
 
     def close(self) -> None:
         """Finishes the images under way, then frees memory, threads and processes."""

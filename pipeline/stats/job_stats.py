@@ -16,7 +16,7 @@ from pipeline.stats.canary import CanaryStats, merge_canaries
 from pipeline.stats.histogram import Intervals, Times
 from pipeline.stats.samples import Ranked, keep, ranks
 
-VERSION_EVENTS = ("swaps", "refusals", "canary_images", "canary_failed", "canary_objects", "canary_matched", "canary_ms")
+VERSION_EVENTS = ("swaps", "refusals")
 STAGES = ("read", "decode", "postprocess")  # each image notes its time in these; the model's time is noted by batch
 BINS = 20  # of confidence; bin n begins at n / BINS
 OTHER_CLASSES = "(other classes)"
@@ -59,7 +59,7 @@ class JobStats:
       versions: Images by the model's version.
       last: (when, name, version) of the model last seen.
       began: When a detector took the first of the detected images, seconds since the epoch.
-      model_events: What happened to model versions, by the name of the Beam counter: `swaps`, `refusals`, `canary_*`.
+      model_events: What happened to model versions, by the name of the Beam counter: `swaps`, `refusals`.
       batch_sizes: The allowed batch sizes of the model in use; empty if unknown.
       canary: Comparison of the newest canary with the version in use.
       model_notes: What a person should know of how the model in use runs.

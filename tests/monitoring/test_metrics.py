@@ -7,6 +7,7 @@ import pytest
 from pipeline.failures import REASONS
 from pipeline.monitoring import metrics
 from pipeline.records import DeadLetter, DetectedImage, ImageRef, Timing
+from pipeline.stats.canary import CanaryStats
 from pipeline.stats.histogram import Times
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PARTS
@@ -33,7 +34,8 @@ def some_stats() -> JobStats:
     for stage, reason in (("read", "not_allowed"), ("message", "not_allowed"), ("decode", "empty")):
         stats.add_dead(DeadLetter(ImageRef("c"), stage, reason, "", b""))
     stats.batch_sizes, stats.backlog_age_ms = (1, 8), 1500.0
-    stats.model_events.update(swaps=1, canary_images=3, canary_ms=250)
+    stats.model_events.update(swaps=1)
+    stats.canary = CanaryStats("8", "7", images=3, matched=2)
     return stats
 
 
