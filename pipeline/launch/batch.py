@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -23,7 +22,7 @@ from pipeline.detect.load_detector import detector_in_use
 from pipeline.errors import DONE, FAILED, BusyError, InputError
 from pipeline.launch.dry_run import first_images, input_lines, model_lines, say, tried
 from pipeline.launch.finalize import JobReport, clean_up, stopped_by_signals
-from pipeline.launch.loading import detector_loading, load_detector, model_known
+from pipeline.launch.loading import load_detector, model_known
 from pipeline.launch.options import CANARY_SECONDS, Job, checked_job
 from pipeline.log_lines import bind_run_id
 from pipeline.monitoring.monitor import monitored
@@ -197,16 +196,14 @@ def _export(config: Config, model: tuple[str, str], stats: JobStats) -> None:
 def _run_graph(job: Job, run: Run, build: Callable[[beam.Pipeline], None], *, lazily: bool) -> tuple[RunFacts, JobStats]:
     """Runs the graph to its end, when all rows are durable; also returns the facts of its model."""
     config, launched_at, reports = job.config, time.time(), WorkerReports(run)
-    with (
-        monitored(config, None if job.in_process else reports.now),  # first, since loading a model discards standard error
-        detector_loading(config) if job.in_process and not lazily else contextlib.nullcontext() as loading,
-    ):
+    with monitored(config, None if job.in_process else reports.now):  # first, since loading a model discards standard error
+        if job.in_process and not lazily:
+            load_detector(config)
         pipeline = job.pipeline()
         build(pipeline)
         _wait(job, pipeline.run())
-        # else the first new image has loaded it, if there was one and it was detected here
-        in_use = detector_in_use(config.model, config.detect, REPORT_SAMPLES, config.read)
-        detector = loading.result() if loading else in_use
+        # where it was not loaded before, the first new image has loaded it, if there was one and it was detected here
+        detector = detector_in_use(config.model, config.detect, REPORT_SAMPLES, config.read)
     of_model = (detector or reports).model_stats(CANARY_SECONDS)
     return job.done(detector.ready_at if detector else launched_at), of_model
 

@@ -1,10 +1,6 @@
-"""Loads the detector of this process while the job starts."""
+"""Loads the detector of this process, and names it."""
 
 from __future__ import annotations
-
-import contextlib
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 
 from pipeline.config import Config
 from pipeline.detect.detector import Detector
@@ -35,15 +31,3 @@ def model_known(job: Job) -> tuple[str, str]:
     """
     known = job.in_process or not job.config.again
     return name_and_version(job.config.model, job.config.detect.engine) if known else ("", "")
-
-
-@contextlib.contextmanager
-def detector_loading(config: Config) -> Iterator[Future[Detector]]:
-    """Loads the detector while the block starts a runner; if both fail, the detector's error is raised."""
-    with ThreadPoolExecutor(1, "load") as loader:
-        loading = loader.submit(load_detector, config)
-        try:
-            yield loading
-        except Exception:
-            loading.result()
-            raise
