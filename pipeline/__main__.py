@@ -26,13 +26,7 @@ detect-objects VERB --help teaches each verb. Flags without a verb, such as --ve
 
 
 class Verb(NamedTuple):
-    """A verb of the command line.
-
-    Attributes:
-      module: Its module, with `main(arguments)`.
-      purpose: What it is for, a line of `--help`.
-      flags: Flags that it stands for.
-    """
+    """A verb of the command line: the module with its `main(arguments)`, a line of `--help`, and the flags that it stands for."""
 
     module: str
     purpose: str

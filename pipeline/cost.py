@@ -123,12 +123,7 @@ def _check(work: Work) -> None:
 
 
 def costs(usage: Usage, prices: Mapping[str, float]) -> dict[str, float]:
-    """What each part costs, by the field of `Usage`, where it has a price.
-
-    Args:
-      usage: What the job takes.
-      prices: Field of `Usage` to the price of its unit, in any currency.
-    """
+    """What each part costs, by the field of `Usage`, where its unit has a price, in any currency."""
     return {name: getattr(usage, name) / _PRICES[name][1] * price for name, price in prices.items()}
 
 

@@ -62,11 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def findings(*, full: bool = False) -> Iterator[Finding]:
-    """What is there, in the order of the answer.
-
-    Args:
-      full: Whether to import the libraries, in a process of its own, also where no GPU asks for it.
-    """
+    """What is there, in the order of the answer; `full` imports the libraries also where no GPU asks for it."""
     yield "Python", f"{sys.version.split()[0]}, {sys.executable}", False
     yield from packages()
     yield from _machine()
@@ -74,11 +70,7 @@ def findings(*, full: bool = False) -> Iterator[Finding]:
 
 
 def packages(project: Distribution | None = None) -> Iterator[Finding]:
-    """What the program needs and is not installed, then its extras.
-
-    Args:
-      project: The installed program; default: this one.
-    """
+    """What the program needs and is not installed, then its extras."""
     try:
         project = project or importlib.metadata.distribution(PROJECT)
     except PackageNotFoundError:

@@ -35,15 +35,7 @@ from pipeline.write.write_shards import Results, WriteShards
 
 
 def build(pipeline: beam.Pipeline, config: Config, source: ReadImages, sink: WriteShards, *, lazily: bool = False) -> None:
-    """Adds a batch job to a pipeline.
-
-    Args:
-      pipeline: An empty pipeline.
-      config: The job.
-      source: Reads its images; see `source_of`.
-      sink: Writes its results; see `sink_of`.
-      lazily: Whether the first image loads the model: perhaps there is nothing to do.
-    """
+    """Adds a batch job to an empty pipeline; `lazily`, the first image loads the model: perhaps there is nothing to do."""
     read = pipeline | "ReadImages" >> source
     detect = DetectObjects(config.model, config.detect, samples=REPORT_SAMPLES, read=config.read, lazily=lazily)
     found = read.images | "DetectObjects" >> detect.with_resource_hints(**machine_hints(config))
@@ -57,13 +49,7 @@ def worker_context(config: Config, run: Run) -> WorkerContext:
 
 
 def source_of(config: Config, done: DoneRows | None = None, worker_context: WorkerContext | None = None) -> ReadImages:
-    """The source of a batch job's images.
-
-    Args:
-      config: The job.
-      done: The rows in the output that complete an image, which is then skipped; None: none do.
-      worker_context: What workers elsewhere must reach; None: the launcher's process does all work.
-    """
+    """The source of a batch job's images, without those that are done; with a context, workers elsewhere read."""
     return ReadImages(
         config.all_patterns(),
         config.read,
@@ -84,25 +70,14 @@ def dead_letter_replay(config: Config) -> DeadLetterReplay:
 
 
 def sink_of(config: Config, run: Run, version: RowVersion, worker_context: WorkerContext | None = None) -> WriteShards:
-    """Writes a batch job's results.
-
-    Args:
-      config: The job.
-      run: The run; the step leaves the statistics for the summary in its folder.
-      version: The version of its rows.
-      worker_context: What workers elsewhere must reach; None: the launcher's process does all work.
-    """
+    """Writes a batch job's results, and leaves the statistics for the summary in the folder of the run."""
     return WriteShards(run, version, config.write, REPORT_SAMPLES, worker_context)
 
 
 def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *, native_source: bool = False) -> None:
-    """Adds a streaming job to a pipeline.
+    """Adds a streaming job to an empty pipeline, with Beam's own Pub/Sub source or the project's splittable DoFn.
 
-    Args:
-      pipeline: An empty pipeline.
-      config: The job.
-      run: The run. If its steps are not all in one process, the runner's durable state finds duplicates.
-      native_source: Whether to read with Beam's own Pub/Sub source; else with the project's splittable DoFn.
+    If its steps are not all in one process, the runner's durable state finds duplicates.
     """
     messages = pipeline | "ReadMessages" >> ReadMessages(run, native_source)
     parsing = beam.ParDo(ParseMessages(allowed_prefixes(config), run)).with_outputs("dead", main="images")

@@ -117,11 +117,7 @@ def _version_of(package: str) -> str:
 
 
 def make_parser(*, every: bool = False) -> argparse.ArgumentParser:
-    """The parser, with a flag for each setting that has one.
-
-    Args:
-      every: Whether the help shows every flag, or only those that most people use.
-    """
+    """The parser, with a flag for each setting that has one; the help shows every flag, or only those that most people use."""
     parser = _Parser(
         prog="detect-objects run",
         usage="detect-objects run [--config FILE] --input PATTERN [PATTERN ...] --output FOLDER --model PATH "

@@ -112,11 +112,7 @@ def check_use(patterns: Sequence[str], days: str) -> None:
 
 
 def dated(pattern: str, days: Sequence[datetime.date]) -> tuple[str, ...]:
-    """The patterns of all days, in order, each once.
-
-    Args:
-      pattern: With `{date}` or `{date:<strftime format>}`, any number of times.
-      days: The days.
+    """The patterns of all days, in order, each once; a pattern may have any number of places.
 
     >>> dated("raw/{date:%Y/%m}/{date:%d}-*.jpg", days_of("2026-11-30..2026-12-01"))
     ('raw/2026/11/30-*.jpg', 'raw/2026/12/01-*.jpg')

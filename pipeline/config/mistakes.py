@@ -43,14 +43,7 @@ _FLAGS = {name: flag for names, flag in _ELSEWHERE.items() for name in names.spl
 
 
 def what_is_wrong(err: ValidationError, cls: type, source: str, flags: Mapping[str, str] | None = None) -> str:
-    """The first error in one line.
-
-    Args:
-      err: pydantic's error.
-      cls: The class whose settings are checked.
-      source: Where its values came from.
-      flags: Key to flag, for values that came from the command line instead.
-    """
+    """The first error in one line, for values of a source, or of the command line, which has a flag for their keys."""
     first = err.errors(include_url=False, include_context=False)[0]
     path = [part for part in first["loc"] if isinstance(part, str) and part != "[key]"]
     key = ".".join(path)

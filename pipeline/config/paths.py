@@ -33,11 +33,7 @@ def local_path(text: str) -> str:
 
 
 def read_yaml(what: str, path: str) -> dict[Any, Any]:
-    """The keys of a YAML or JSON file.
-
-    Args:
-      what: What the file is, for messages.
-      path: Its path.
+    """The keys of a YAML or JSON file; messages say `what` it is.
 
     Raises:
       ConfigError: It cannot be read, or has no keys.

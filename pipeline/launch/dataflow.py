@@ -15,9 +15,6 @@ _LOOK_SECONDS = 5.0
 def check(options: Any) -> None:
     """Checks that `--update` names a running job, since Beam would look for it without end, and that the job is no template.
 
-    Args:
-      options: Beam's options.
-
     Raises:
       RunnerError: One of these does not hold, or the service does not answer.
     """
@@ -42,9 +39,6 @@ def check_stream(options: Any) -> None:
 
     Beam would stage them among the temporary files. Lifecycle rules of buckets delete those, and a worker that starts later
     needs the staged files.
-
-    Args:
-      options: Beam's options.
     """
     from apache_beam.options.pipeline_options import GoogleCloudOptions
 
@@ -58,9 +52,6 @@ def wait(running: Any) -> None:
     """Waits until a job is done, drained, or replaced by an update.
 
     Beam's own wait takes the last two for failures, and gives up on a job that drains for longer than 50 s.
-
-    Args:
-      running: Beam's `DataflowPipelineResult`.
 
     Raises:
       Exception: The job failed, or was cancelled.

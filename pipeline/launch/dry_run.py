@@ -43,14 +43,7 @@ def shown(names: Iterable[str]) -> Iterator[str]:
 
 
 def input_lines(new: Sequence[ImageRef], dead: Sequence[DeadLetter], done: int, left_out: Counter[str]) -> Iterator[str]:
-    """How many images a job would read, the first few, and the inputs that are no images.
-
-    Args:
-      new: The images to read, sorted.
-      dead: The lines of manifests that name no image, or none that they may.
-      done: The number of images that are done.
-      left_out: The number of files that are no images, by kind.
-    """
+    """How many images a job would read, the first few, what manifests name wrongly, and the files that are no images."""
     images = [ref.uri for ref in new if not is_container(ref.uri)]
     bad = [letter.message for letter in dead if letter.reason == "bad_line"]
     skipped = f", and {done} that are done" if done else ""

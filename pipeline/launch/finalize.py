@@ -32,13 +32,7 @@ _FRESH_SECONDS = 5.0
 
 @dataclasses.dataclass(frozen=True)
 class JobReport:
-    """Makes the reports of a job and its exit code.
-
-    Attributes:
-      results: The results folder.
-      write: Whether the results are also exported.
-      max_dead_share: The job fails if a larger share of the images that it tried failed; a stream never fails for it.
-    """
+    """Makes the reports of a job and its exit code; a stream never fails for its share of dead letters."""
 
     results: str
     write: WriteConfig

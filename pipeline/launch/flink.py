@@ -68,10 +68,7 @@ class FlinkStreamOptions(PipelineOptions):
 
 
 def check_stream(options: Any) -> None:
-    """Makes sure that a stream has checkpoints, one at a time: by them messages are acknowledged.
-
-    Args:
-      options: Beam's options; what every stream wants is set in them.
+    """Makes sure that a stream has checkpoints, one at a time, by which messages are acknowledged; sets what every stream wants.
 
     Raises:
       ConfigError: It has none.

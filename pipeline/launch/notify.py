@@ -32,12 +32,7 @@ def notifying(url: str, lines: LogLines) -> Iterator[dict[str, Any]]:
 
 
 def notify(url: str, outcome: Mapping[str, Any]) -> None:
-    """Posts the outcome as JSON, in three tries, and follows no redirect; a failure is one warning and never an exception.
-
-    Args:
-      url: A webhook's http or https URL.
-      outcome: What to send.
-    """
+    """Posts the outcome as JSON, in three tries, and follows no redirect; a failure is one warning and never an exception."""
     import requests
 
     content, headers, why = json.dumps(outcome, default=str).encode(), {"Content-Type": "application/json"}, ""

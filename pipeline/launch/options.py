@@ -35,16 +35,7 @@ _YEARS_SECONDS = 10 * 365 * 86_400  # Beam ends a portable job after this time, 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A checked job, ready to run.
-
-    Attributes:
-      config: Its settings.
-      runner: Its runner.
-      options: Beam's options.
-      command: The command line.
-      started_at: When the command started, seconds since the epoch.
-      resolved_input: The inputs of a batch job as absolute paths and URIs.
-    """
+    """A checked job, ready to run; the resolved inputs of a batch job are absolute paths and URIs."""
 
     config: Config
     runner: Runner

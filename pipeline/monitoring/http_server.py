@@ -16,13 +16,7 @@ _MOST_CONNECTIONS = 16  # more are closed at once
 
 
 class Answer(NamedTuple):
-    """What a page answers.
-
-    Attributes:
-      content: Of the page.
-      status: Status of HTTP.
-      headers: Further headers, or others than those of plain text.
-    """
+    """What a page answers: its headers are further ones, or others than those of plain text."""
 
     content: bytes
     status: int = 200
@@ -81,13 +75,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def served(host: str, port: int, setting: str, pages: Mapping[str, Page]) -> Iterator[int]:
-    """Serves pages while the block lasts; yields the port.
-
-    Args:
-      host: Address to bind.
-      port: Port to bind; 0: a free one.
-      setting: The setting that has the port, for the error.
-      pages: Pages by path, such as `/metrics`.
+    """Serves pages by path, such as `/metrics`, while the block lasts; yields the port, which is a free one for port 0.
 
     Raises:
       ConfigError: The address cannot be bound.

@@ -31,12 +31,7 @@ _HEADERS = {
 
 
 class LivePage:
-    """Renders the page; thread-safe.
-
-    Args:
-      config: The job's settings.
-      stats: Returns a consistent copy of its statistics; has no side effects.
-    """
+    """Renders the page from consistent copies of the job's statistics; thread-safe."""
 
     def __init__(self, config: Config, stats: Callable[[], JobStats]):
         self._config = config

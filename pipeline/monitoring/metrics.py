@@ -26,16 +26,7 @@ Buckets = tuple[list[tuple[str, float]], float]  # of a histogram: values up to 
 
 
 class Metric(NamedTuple):
-    """One metric.
-
-    Attributes:
-      name: Its whole name; that of a counter ends with `_total`.
-      kind: Its type in Prometheus: counter, gauge or histogram.
-      unit: Of its values.
-      help: What it means.
-      values: Its value now, that of a histogram as `Buckets`; with labels a mapping of the labels' values to it.
-      labels: The names of its labels.
-    """
+    """One metric; its values are a number, or `Buckets` of a histogram, or with labels a mapping of their values to it."""
 
     name: str
     kind: str
@@ -173,11 +164,7 @@ class _Collector:
 
 
 def page(stats: Callable[[], JobStats]) -> Page:
-    """The page with the metrics of a job and of its process in Prometheus' text format.
-
-    Args:
-      stats: Returns a consistent copy of the job's statistics; has no side effects.
-    """
+    """The page with the metrics of a job and of its process in Prometheus' text format."""
     from prometheus_client import CollectorRegistry, ProcessCollector
     from prometheus_client.exposition import choose_encoder
 

@@ -19,12 +19,7 @@ from pipeline.stats.samples import REPORT_SAMPLES
 
 @contextlib.contextmanager
 def monitored(config: Config, stats: Callable[[], JobStats] | None = None) -> Iterator[None]:
-    """Shows a job while the block lasts, and watches whether it progresses.
-
-    Args:
-      config: Its settings.
-      stats: Returns a copy of the statistics so far; default: all that this process counts in the block.
-    """
+    """Shows a job while the block lasts, and watches whether it progresses; by default what this process counts in the block."""
     monitoring = config.monitoring
     with in_background("watchdog", Watchdog(monitoring.stuck_after_s).run), contextlib.ExitStack() as shown:
         now = stats or functools.partial(PROCESS.stats_of, shown.enter_context(PROCESS.counting()))

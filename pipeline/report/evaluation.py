@@ -51,18 +51,9 @@ def render_evaluation(
     notes: Sequence[str] = (),
     images: str = "",
 ) -> str:
-    """Renders the page.
+    """The page as a complete HTML document, of the figures of `models.evaluate.evaluate` and of the mistakes at a threshold.
 
-    Args:
-      measured: The output beside its labels.
-      figures: The result of `models.evaluate.evaluate`.
-      mistakes: What is wrong at a threshold.
-      names: What was evaluated, and with which labels.
-      notes: What a reader has to know of the figures.
-      images: Folder of the images; default: their URIs.
-
-    Returns:
-      A complete HTML document, to be written as UTF-8.
+    `names` are of the output and of its labels; the images are read from a folder, or by their URIs.
     """
     curves = threshold_curves(measured.matches)
     at = int(np.searchsorted(CONFIDENCES, mistakes.threshold - 1e-9).clip(0, len(CONFIDENCES) - 1))

@@ -44,7 +44,7 @@ def render_report(
     disagreements: Sequence[Picture] = (),
     live: Mapping[str, Any] | None = None,
 ) -> str:
-    """Renders the report page.
+    """The report page as a complete HTML document.
 
     Args:
       summary: The result of `summarise`.
@@ -52,9 +52,6 @@ def render_report(
       dead_letters: All or examples of each reason.
       disagreements: Images on which the canary and the version in use differ, each twice: one result after the other.
       live: Further values of `live.html`, for a job that still runs, which also has images in flight.
-
-    Returns:
-      A complete HTML document, to be written as UTF-8.
     """
     images, unit = summary["images"], "messages" if summary["mode"] == "streaming" else "images"
     outcomes = [
@@ -90,11 +87,7 @@ def render_report(
 
 @functools.cache
 def page_style(*more: str) -> dict[str, str]:
-    """The style of a page, and the Content-Security-Policy that allows only it.
-
-    Args:
-      more: Style sheets behind the one of all pages.
-    """
+    """The style of a page, and the Content-Security-Policy that allows only it."""
     own = importlib.resources.files("pipeline.report")
     css = "".join(own.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", *more))
     digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode("ascii")

@@ -32,12 +32,7 @@ def in_background(name: str, work: Callable[[threading.Event], object]) -> Itera
 
 @contextlib.contextmanager
 def progress_shown(stats: Callable[[], JobStats], *, as_bar: bool = True) -> Iterator[None]:
-    """Shows the progress of a job, from its statistics so far, until the block ends.
-
-    Args:
-      stats: Returns the statistics.
-      as_bar: Whether a terminal gets a bar.
-    """
+    """Shows the progress of a job, from its statistics so far, until the block ends; a terminal may get a bar."""
     is_bar = as_bar and sys.stderr.isatty()
     with (kept_open(sys.stderr) if is_bar else None) or contextlib.nullcontext() as terminal:
         show = functools.partial(_show_bar, stats, terminal) if is_bar else functools.partial(_show_lines, stats)
@@ -46,13 +41,7 @@ def progress_shown(stats: Callable[[], JobStats], *, as_bar: bool = True) -> Ite
 
 
 def line(now: JobStats, before: JobStats, seconds: float) -> str:
-    """What a job has done, and how fast since the line before.
-
-    Args:
-      now: Its statistics.
-      before: Those of the line before.
-      seconds: The time between both.
-    """
+    """What a job has done, and how fast since the statistics `before`, so many seconds ago."""
     done, total = now.detected + now.failed, now.read - now.skipped
     if PROCESS.waiting_for and not (done or now.batch_sizes):
         text = f"{PROCESS.waiting_for}; {total} images found" if total else PROCESS.waiting_for

@@ -33,17 +33,7 @@ def ranks(image: DetectedImage | DeadLetter) -> dict[str, int]:
 
 
 def keep(kept: Ranked[_T], by_purpose: Mapping[str, int], value: _T, size: int) -> bool:
-    """Keeps a value under each purpose for which its rank is among the smallest.
-
-    Args:
-      kept: What is kept so far.
-      by_purpose: See `ranks`.
-      value: The value.
-      size: The number of samples that are wanted.
-
-    Returns:
-      Whether the value is kept, or another one of the same rank is.
-    """
+    """Keeps a value under each purpose for which its rank is among the smallest; whether it, or one of the same rank, is kept."""
     is_kept = False
     for purpose, rank in by_purpose.items():
         best, most = kept.get(purpose, []), size if purpose == ANY else -(-size // _SHARE)

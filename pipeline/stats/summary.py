@@ -85,12 +85,7 @@ def summarise(stats: JobStats, facts: RunFacts) -> dict[str, Any]:
 
 
 def doubts(stats: JobStats, config: Mapping[str, Any]) -> Iterator[str]:
-    """Signs of a model that is described wrongly, a line each with the settings that may cause it.
-
-    Args:
-      stats: The statistics of a whole job.
-      config: Its settings, nested.
-    """
+    """Signs of a model that is described wrongly, a line each with the settings that may cause it."""
     images, total = stats.objects.total(), sum(number * amount for number, amount in stats.objects.items())
     most = config.get("detect", {}).get("max_detections", MOST_OBJECTS + 1)
     full = stats.objects[most]

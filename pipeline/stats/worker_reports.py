@@ -83,12 +83,7 @@ class WorkerContext:
 
 
 class StatsReporter:
-    """Writes the report of this process, as long as the run is open.
-
-    Args:
-      run: The run.
-      stats: Returns the statistics of this process.
-    """
+    """Writes the report of this process, as long as the run is open."""
 
     def __init__(self, run: Run, stats: Callable[[], JobStats]):
         self._run = run
