@@ -11,7 +11,6 @@ import importlib
 import importlib.metadata
 import itertools
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -58,21 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     monitoring = _monitoring(argv)
 
-    def work() -> int:
+    with log_lines(log_format=monitoring.log_format, log_level=monitoring.log_level):
         return run_command(lambda: _run(argv, started_at), "the job failed", "stopped; rows that were written stay")
-
-    with log_lines(log_format=monitoring.log_format, log_level=monitoring.log_level) as lines:
-        if not monitoring.notify or {"--dry-run", "--dry_run"} & {*argv}:
-            return work()
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the import takes seconds, and nobody can be notified yet
-        notify = importlib.import_module("pipeline.launch.notify")
-        with notify.notifying(monitoring.notify, lines) as outcome:
-            outcome["exit_code"] = work()
-        return int(outcome["exit_code"])
 
 
 def _monitoring(argv: Sequence[str]) -> MonitoringConfig:
-    """How to log and whom to notify, also where the rest of the command is wrong; the defaults if these settings are."""
+    """How to log, also where the rest of the command is wrong; the defaults if these settings are."""
     try:
         flags, _ = make_parser().parse_known_args(argv)
         return load_monitoring(flags.config, _overrides(flags))

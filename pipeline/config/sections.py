@@ -38,7 +38,7 @@ from pipeline.config.setting import (
     setting,
     settings_of,
 )
-from pipeline.secrets import masked_options, masked_url, without_secrets
+from pipeline.secrets import masked_options, without_secrets
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -55,13 +55,6 @@ def _text(value: Any) -> Any:
     return str(value) if type(value) is int or isinstance(value, datetime.date) else value
 
 
-def _webhook(url: str) -> str:
-    if url and not url.lower().startswith(("http://", "https://")):
-        raise ValueError("expected a URL with http:// or https://")
-    return url
-
-
-_Webhook = Annotated[str, AfterValidator(_webhook)]
 _BeamOption = Annotated[Any, AfterValidator(_beam_option)]
 _Input = Annotated[SomePath, AfterValidator(days.check_places)]
 _Text = Annotated[str, BeforeValidator(_text)]
@@ -263,7 +256,6 @@ class MonitoringConfig:
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "warning", "least severity of log lines; error: also no progress"
     )
-    notify: _Webhook = setting("", "webhook URL that gets the summary as JSON when the job has ended")
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -333,8 +325,7 @@ class Config:
     def as_dict(self) -> dict[str, Any]:
         """The settings as nested dicts and lists, with secrets masked."""
         plain: dict[str, Any] = without_secrets(TypeAdapter(Config).dump_python(self, mode="json"))
-        monitoring = {**plain["monitoring"], "notify": masked_url(self.monitoring.notify)}
-        return {**plain, "beam_options": masked_options(plain["beam_options"]), "monitoring": monitoring}
+        return {**plain, "beam_options": masked_options(plain["beam_options"])}
 
 
 def settings() -> tuple[Setting, ...]:

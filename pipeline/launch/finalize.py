@@ -41,7 +41,6 @@ class JobReport:
     def finish(self, stats: JobStats, facts: RunFacts, run: str) -> int:
         """Writes summary and report of a run, prints the outcome in a few lines, and returns the exit code."""
         summary = summarise(stats, facts)
-        PROCESS.summary = {"run": run, **summary}
         self._write(summary, stats, run)
         self._say(summary, stats.canary.line() if stats.canary else "")
         return self._judge(summary["images"], stats)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 from pipeline.stats.job_stats import JobStats
 
@@ -85,7 +85,6 @@ class ProcessState:
       model_events: What happened to its versions, by the name of the Beam counter; guarded by `lock`.
       entered: Staging folders of the runs that this process has joined as a worker; guarded by `entering`.
       entering: Held while a worker checks what it can reach.
-      summary: The content of the last job's summary.json; empty before its end.
       parts: The work of this process, by the name in `PARTS`.
       failing: Services that fail and are tried again, `Pub/Sub`, `storage` or `archive`, with the error.
       died: Threads of the run that failed, with the error.
@@ -102,7 +101,6 @@ class ProcessState:
         self.model_events: Counter[str] = Counter()
         self.entered: set[str] = set()
         self.entering = threading.Lock()
-        self.summary: dict[str, Any] = {}
         self.parts = {name: Part() for name in PARTS}
         self.failing: dict[str, str] = {}
         self.died: dict[str, str] = {}
