@@ -83,7 +83,7 @@ class Detector:
         self.no_canary: CanaryStats | None = None
         self._former_canary: Canary | None = None
         self._settings = detect
-        self._sampler, self._has_samples = Sampler(samples), samples > 0
+        self._sampler = Sampler(samples)
         self._under_way: set[Future[list[Result]]] = set()
         self._pool = ThreadPoolExecutor(_THREADS, "detect")
         self._read = read or ReadConfig()
@@ -133,9 +133,8 @@ class Detector:
             self._former_canary, self.canary = former, None
             former.close()
         if model:
-            thumbnail = self._feeder.thumbnail if self._has_samples else None
             detect_in = functools.partial(self._detect_with, model, self._feeder)
-            self.canary = Canary(model, self.model.version, self._settings, detect_in, thumbnail)
+            self.canary = Canary(model, self.model.version, self._settings, detect_in)
 
     def canary_stats(self, wait_s: float = 0.0) -> CanaryStats | None:
         """Figures of the current or the last canary; waits up to `wait_s` seconds for its images under way."""

@@ -57,8 +57,7 @@ class JobReport:
     def _write(self, summary: dict[str, Any], stats: JobStats, run: str) -> None:
         """Writes the reports to `runs/<run>/`, then their copies to the top if the run has tried any image; the summary last."""
         examples = [letter for letters in stats.dead_examples.values() for letter in letters]
-        disagreements = stats.canary.pictures() if stats.canary else []
-        report = render_report(summary, chosen(stats.pictures, REPORT_SAMPLES), examples, disagreements)
+        report = render_report(summary, chosen(stats.pictures, REPORT_SAMPLES), examples)
         contents = {REPORT: report.encode("utf-8", "backslashreplace"), SUMMARY: to_json({**summary, "run": run})}
         has_tried = summary["images"]["read"] > summary["images"]["skipped"] or not exists(f"{self.results}/{SUMMARY}")
         is_newest = has_tried and not _is_fresh(f"{self.results}/{SUMMARY}")

@@ -41,7 +41,6 @@ def render_report(
     summary: Mapping[str, Any],
     samples: Sequence[Picture],
     dead_letters: Sequence[DeadLetter],
-    disagreements: Sequence[Picture] = (),
     live: Mapping[str, Any] | None = None,
 ) -> str:
     """The report page as a complete HTML document.
@@ -50,7 +49,6 @@ def render_report(
       summary: The result of `summarise`.
       samples: Results to show as pictures, each with its purpose; one without a thumbnail gets a placeholder.
       dead_letters: All or examples of each reason.
-      disagreements: Images on which the canary and the version in use differ, each twice: one result after the other.
       live: Further values of `live.html`, for a job that still runs, which also has images in flight.
     """
     images, unit = summary["images"], "messages" if summary["mode"] == "streaming" else "images"
@@ -76,7 +74,6 @@ def render_report(
         "samples": [_sample(*picture) for picture in samples],
         **_charts(summary, unit),
         "canary": summary.get("canary"),
-        "disagreements": [_sample(*picture) for picture in disagreements],
         "model_settings": list(_flatten(summary["model"])),
         "changed": changed,
         "unchanged": unchanged,

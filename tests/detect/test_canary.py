@@ -16,7 +16,6 @@ from pipeline.detect.detector import Detector
 from pipeline.detect.engine import FunctionEngine, ModelFailed, OutOfMemory
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.records import EncodedImage, ImageRef, identity_hash
-from pipeline.report.annotate import annotate
 from tests.detect.versioned_models import HW, TOY, look, opened_detectors, version_of, write_version
 from tests.tiny_models import png
 
@@ -96,9 +95,9 @@ def loaded(version, run, **how):
     return LoadedModel(METADATA, version, Batcher(FunctionEngine(run, ONE, **how), HW))
 
 
-def detector_with(run, detect, samples=0, **how):
+def detector_with(run, detect, **how):
     """Version 7 finds one object in each image, and is sure to 0.07."""
-    detector = Detector(loaded("7", lambda pixels: {**find_one(pixels), "scores": np.float32([[0.07]])}), detect, samples)
+    detector = Detector(loaded("7", lambda pixels: {**find_one(pixels), "scores": np.float32([[0.07]])}), detect)
     detector.use_canary(loaded("8", run, **how))
     return detector
 
@@ -107,22 +106,6 @@ def shown_after(detector, images=IMAGES):
     """The results of images, and the figures of the canary."""
     with contextlib.closing(detector):
         return detector.detect(images), detector.canary_stats(WAIT_S)
-
-
-def test_the_images_that_differ_most_are_kept_for_the_report():
-    sizes = (3, 9, 1, 5, 2, 7)
-    images = [EncodedImage(ImageRef(f"{n}.png", signed_uri=f"{n}.png?secret"), image(n, bright=n).content) for n in sizes]
-    _, shown = shown_after(detector_with(find_elsewhere, dataclasses.replace(ALL, iou_threshold=1.0), samples=1), images * 2)
-    assert [(each.different, each.stable.ref.uri, each.canary.ref.uri) for each in shown.disagreements] == [
-        (1 + n, f"{n}.png", f"{n}.png") for n in (9, 7, 5, 3)
-    ]
-    assert [(title, len(image.detections)) for title, image in shown.pictures()[:2]] == [("version 7", 1), ("canary 8", 9)]
-    assert all(annotate(image) and not image.ref.signed_uri for _, image in shown.pictures())
-
-
-def test_a_report_without_pictures_keeps_no_image():
-    _, shown = shown_after(detector_with(find_elsewhere, ALL))
-    assert (shown.images, shown.disagreements) == (12, ())
 
 
 @pytest.mark.parametrize(
