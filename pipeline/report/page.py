@@ -183,11 +183,10 @@ def _classes(classes: Mapping[str, int]) -> list[Bar]:
 
 
 def _confidences(bins: Sequence[int]) -> list[Bar]:
-    """Rows of two bins each, the highest first, down to the lowest with a detection."""
-    pairs = [(place / len(bins), sum(bins[place : place + 2])) for place in range(0, len(bins), 2)]
-    lowest = next((n for n, (_, amount) in enumerate(pairs) if amount), len(pairs))
-    width = 2 / len(bins)
-    return bars([(f"{start:.1f} to {start + width:.1f}", n, number(n), "") for start, n in reversed(pairs[lowest:])])
+    """The bins, the highest first, down to the lowest with a detection."""
+    lowest = next((place for place, amount in enumerate(bins) if amount), len(bins))
+    shown = range(len(bins) - 1, lowest - 1, -1)
+    return bars([(f"{n / len(bins):.1f} to {(n + 1) / len(bins):.1f}", bins[n], number(bins[n]), "") for n in shown])
 
 
 def _reasons(dead_by_reason: Mapping[str, int], dead_letters: Sequence[DeadLetter]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ BOUNDS_S = (
     _LONGEST_S,
 )
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-_MOST_INTERVALS = 1024  # the report draws at most 120 of them
+_MOST_INTERVALS = 128  # a phone can still show so many steps of a line
 
 
 @dataclasses.dataclass
@@ -74,10 +74,10 @@ class Times:
 
 @dataclasses.dataclass
 class Intervals:
-    """Images by time, in intervals of equal length, which double when there are too many of them.
+    """Images by time, in intervals of equal length, which double when there are too many of them from the first to the last.
 
     Intervals begin at multiples of their length since the epoch. So the same images give the same intervals, in any order and
-    grouping. A stream of 30 days ends with intervals of 4,096 seconds.
+    grouping. A stream of 30 days ends with intervals of nine hours.
 
     Attributes:
       seconds: Length of an interval, a power of two.
@@ -90,7 +90,7 @@ class Intervals:
     def add(self, time_s: float, images: int = 1) -> None:
         """Counts images at this time in seconds since the epoch."""
         self.counts[int(time_s) // self.seconds] += images
-        while len(self.counts) > _MOST_INTERVALS:
+        while max(self.counts) - min(self.counts) >= _MOST_INTERVALS:
             self._double()
 
     def __add__(self, other: Intervals) -> Intervals:

@@ -18,7 +18,7 @@ from pipeline.stats.samples import Ranked, keep, ranks
 
 VERSION_EVENTS = ("swaps", "refusals")
 STAGES = ("read", "decode", "postprocess")  # each image notes its time in these; the model's time is noted by batch
-BINS = 20  # of confidence; bin n begins at n / BINS
+BINS = 10  # of confidence; bin n begins at n / BINS
 OTHER_CLASSES = "(other classes)"
 MOST_OBJECTS = 1000
 _MOST_CLASSES = 1000  # COCO has 80, Open Images 601
@@ -203,7 +203,7 @@ def confidence_bins(confidences: np.ndarray) -> list[int]:
     """The bin of each confidence. Confidences outside of 0..1 are in the first or last bin.
 
     >>> confidence_bins(np.array([0.0, 0.25, 1.0, np.nan, np.inf]))
-    [0, 5, 19, 0, 19]
+    [0, 2, 9, 0, 9]
     """
     within = np.fmin(np.fmax(confidences, 0), 1)  # not a number counts as 0
     bins: list[int] = np.minimum(within * BINS, BINS - 1).astype(int).tolist()

@@ -104,7 +104,7 @@ def a_summary(word="word", **changes):
             "dead_by_stage": {word: 11},
             "classes": {word: 20, f"{word} 2": 10},
             "detections": 30,
-            "confidences": [0] * 5 + [3, 7] + [0] * 11 + [5, 15],
+            "confidences": [0] * 2 + [3, 7] + [0] * 5 + [20],
             "latency_ms": {"p50": 612, "p90": 980.2, "p99": 1410, "max": 1893},
             "throughput": [[0, 11], [1, 50], [3, 49]],
             "model": {"name": word, "version": word, "path": word, word: [word]},

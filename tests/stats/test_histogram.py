@@ -43,9 +43,9 @@ def test_intervals_are_as_short_as_their_bound_allows_and_are_told_in_order_from
     told = intervals.since_first()
     assert told == sorted(told) and [second for second, _ in told[:1]] == [0] * bool(times)
     assert sum(intervals.counts.values()) == sum(images for _, images in told) == len(times)
-    assert len(intervals.counts) <= 8 and all(second % intervals.seconds == 0 for second, _ in told)
+    assert all(second % intervals.seconds == 0 and second < 8 * intervals.seconds for second, _ in told)
     assert math.log2(intervals.seconds).is_integer()
-    assert intervals.seconds == 1 or len({2 * time_s // intervals.seconds for time_s in times}) > 8
+    assert intervals.seconds == 1 or 2 * max(times) // intervals.seconds - 2 * min(times) // intervals.seconds >= 8
 
 
 def times_of(seconds):

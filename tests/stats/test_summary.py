@@ -110,7 +110,7 @@ def test_the_summary_has_the_figures_of_the_contract():
         "dead_by_stage": {"read": 1, "decode": 1},
         "classes": {"cat": 3, "dog": 1},
         "detections": 4,
-        "confidences": [0] * 6 + [2] + [0] * 6 + [1] + [0] * 5 + [1],
+        "confidences": [0] * 3 + [2] + [0] * 2 + [1] + [0] * 2 + [1],
         "latency_ms": summary["latency_ms"],
         "throughput": [[0, 1], [1, 1], [2, 1]],
         "throughput_interval_s": 1,
