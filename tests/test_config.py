@@ -54,7 +54,11 @@ def write_config(tmp_path):
             id="input without a place for days",
         ),
         pytest.param("input: raw/{date}/**", "since input raw/{date}/** has a place for them, got ''", id="place without days"),
-        pytest.param("input: 'raw/{date:%Y-%M-%d}/**'", "input: expected no directive finer than days in {date:…}", id="minutes"),
+        pytest.param(
+            "input: 'raw/{date:%Y-%M-%d}/**'",
+            "input: expected strftime's directives of a day",
+            id="minutes",
+        ),
         pytest.param("beam_options: {region: {a: b}}", "beam_options.region: expected text, a number, true or", id="section"),
     ],
 )

@@ -26,7 +26,7 @@ class Runner:
 
     Attributes:
       name: Its name in the config.
-      acknowledges: When it acknowledges a stream's message: "a message is acknowledged …"; "" if it runs no streams.
+      guarantee: When it acknowledges a stream's message, as a sentence; "" if it runs no streams.
       in_process: Whether each step runs in the launcher's process. Then the model is loaded, images are counted and duplicates
         are known there. Answers by request need that too, since the images of a request meet in memory.
       native_source: Whether a stream is read by Beam's own Pub/Sub source; else by the project's splittable DoFn.
@@ -44,7 +44,7 @@ class Runner:
     """
 
     name: str
-    acknowledges: str = ""
+    guarantee: str = ""
     in_process: bool = False
     native_source: bool = False
     no_stream: str = ""
@@ -58,11 +58,6 @@ class Runner:
     check: Callable[[Any], object] = _nothing
     check_stream: Callable[[Any], object] = _nothing
 
-    @property
-    def guarantee(self) -> str:
-        """When a stream's messages are acknowledged, as a sentence."""
-        return f"a message is acknowledged {self.acknowledges}"
-
     def make(self) -> Any:
         """Beam's runner."""
         from apache_beam.runners.runner import create_runner
@@ -75,13 +70,13 @@ RUNNERS = (
     # them. Its in-memory runner is faster.
     Runner(
         "DirectRunner",
-        "when its answers are published",
+        "a message is acknowledged when its answers are published",
         in_process=True,
         beam_name="pipeline.launch.in_memory.InMemoryRunner",
     ),
     Runner(
         "FlinkRunner",
-        "at the checkpoint after the one that ends its bundle",
+        "a message is acknowledged at the checkpoint after the one that ends its bundle",
         beam_name="pipeline.launch.flink.FlinkRunner",
         finalizes_early=True,
         check_stream=flink.check_stream,
@@ -96,7 +91,7 @@ RUNNERS = (
     ),
     Runner(
         "DataflowRunner",
-        "when the runner's own state holds it",
+        "a message is acknowledged when the runner's own state holds it",
         native_source=True,
         needs=("--region", "--project", "--temp_location or --staging_location"),
         check=dataflow.check,
