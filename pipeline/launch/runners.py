@@ -22,41 +22,29 @@ def _nothing(*_: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Runner:
-    """What a runner can do.
+    """What a runner can do."""
 
-    Attributes:
-      name: Its name in the config.
-      guarantee: When it acknowledges a stream's message, as a sentence; "" if it runs no streams.
-      in_process: Whether each step runs in the launcher's process. Then the model is loaded, images are counted and duplicates
-        are known there. Answers by request need that too, since the images of a request meet in memory.
-      native_source: Whether a stream is read by Beam's own Pub/Sub source; else by the project's splittable DoFn.
-      no_stream: Why it cannot run a stream; "" if it can.
-      needs: Beam's flags that a job on it needs; of two with `or` between them one.
-      has_own_machines: Whether it starts machines by the resource hints of steps, which do not see the launcher's files.
-      experiments: Beam's experiments for its jobs, unless the user sets the opposite.
-      beam_name: The runner's name in Beam, or the full name of its class.
-      wait: Waits for the end of a job, given Beam's result; raises if the job failed.
-      end_stream: Makes a stream finish its work in flight, given Beam's result; for steps in other processes.
-      finalizes_early: Whether a checkpoint also finalizes bundles that ended after it began, so that only the next checkpoint
-        is sure to hold them.
-      check: Checks that the runner can be reached or started, given Beam's options; raises a `RunnerError` if not.
-      check_stream: Checks the options of a stream, and sets the defaults of all streams.
-    """
-
-    name: str
-    guarantee: str = ""
+    name: str  # its name in the config
+    guarantee: str = ""  # when it acknowledges a stream's message, as a sentence; "" if it runs no streams
+    # whether each step runs in the launcher's process. Then the model is loaded, images are counted and duplicates are known
+    # there. Answers by request need that too, since the images of a request meet in memory
     in_process: bool = False
-    native_source: bool = False
-    no_stream: str = ""
-    needs: tuple[str, ...] = ()
+    native_source: bool = False  # whether a stream is read by Beam's own Pub/Sub source; else by the project's splittable DoFn
+    no_stream: str = ""  # why it cannot run a stream; "" if it can
+    needs: tuple[str, ...] = ()  # Beam's flags that a job on it needs; of two with `or` between them one
+    # whether it starts machines by the resource hints of steps, which do not see the launcher's files
     has_own_machines: bool = False
-    experiments: tuple[str, ...] = ()
-    beam_name: str = ""
+    experiments: tuple[str, ...] = ()  # Beam's experiments for its jobs, unless the user sets the opposite
+    beam_name: str = ""  # the runner's name in Beam, or the full name of its class
+    # waits for the end of a job, given Beam's result; raises if the job failed
     wait: Callable[[Any], object] = operator.methodcaller("wait_until_finish")
+    # makes a stream finish its work in flight, given Beam's result; for steps in other processes
     end_stream: Callable[[Any], object] = _nothing
+    # whether a checkpoint also finalizes bundles that ended after it began, so that only the next checkpoint is sure to hold them
     finalizes_early: bool = False
+    # checks that the runner can be reached or started, given Beam's options; raises a `RunnerError` if not
     check: Callable[[Any], object] = _nothing
-    check_stream: Callable[[Any], object] = _nothing
+    check_stream: Callable[[Any], object] = _nothing  # checks the options of a stream, and sets the defaults of all streams
 
     def make(self) -> Any:
         """Beam's runner."""

@@ -13,37 +13,21 @@ _Version = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,100}$")]  # `int` refu
 
 @dataclasses.dataclass
 class CanaryStats:
-    """Counts of one canary in one process.
+    """Counts of one canary in one process."""
 
-    Attributes:
-      version: The canary.
-      stable: The version in use.
-      images: Images that the canary received.
-      failed: Of these, the ones that it failed on.
-      skipped: Images of its share that it did not receive, since it was behind.
-      seconds: The canary's time, summed over images without a failure.
-      stable_images: Images that the version in use received.
-      stable_failed: Of these, the ones that it failed on.
-      stable_seconds: Its time, summed over the others.
-      matched: Objects that both versions have found in the same image.
-      objects: Objects of both versions in the images that both received.
-      score_shift_sum: Over the matched objects, the canary's confidence minus that of the version in use.
-      not_up: Why the canary was never loaded; empty if it was.
-    """
-
-    version: _Version
-    stable: _Version
-    images: int = 0
-    failed: int = 0
-    skipped: int = 0
-    seconds: float = 0.0
-    stable_images: int = 0
-    stable_failed: int = 0
-    stable_seconds: float = 0.0
-    matched: int = 0
-    objects: int = 0
-    score_shift_sum: float = 0.0
-    not_up: str = ""
+    version: _Version  # the canary
+    stable: _Version  # the version in use
+    images: int = 0  # images that the canary received
+    failed: int = 0  # of these, the ones that it failed on
+    skipped: int = 0  # images of its share that it did not receive, since it was behind
+    seconds: float = 0.0  # the canary's time, summed over images without a failure
+    stable_images: int = 0  # images that the version in use received
+    stable_failed: int = 0  # of these, the ones that it failed on
+    stable_seconds: float = 0.0  # its time, summed over the others
+    matched: int = 0  # objects that both versions have found in the same image
+    objects: int = 0  # objects of both versions in the images that both received
+    score_shift_sum: float = 0.0  # over the matched objects, the canary's confidence minus that of the version in use
+    not_up: str = ""  # why the canary was never loaded; empty if it was
 
     @property
     def agreement(self) -> float | None:

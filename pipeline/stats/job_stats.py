@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
@@ -32,65 +32,46 @@ _SUMS = (
 _LARGEST = ("last", "backlog_age_ms", "batch_sizes", "model_notes")
 
 
-@dataclasses.dataclass
+@dataclass
 class JobStats:
     """Statistics of a part of a job; parts merge in any order, and none grows with the number of images.
 
     Each bundle of a batch job makes one of its rows, and Beam merges them for the summary. Each process keeps one for its display
     or its stream; a worker writes its own to a report file (see `pipeline.stats.worker_reports`). `pipeline.codec`
     serialises it. It has no lock: threads that share one hold a lock of their own.
-
-    Attributes:
-      read: Images listed, or requested by messages.
-      skipped: Images listed more than once, not wanted or done before; and listed files that are no images.
-      left_out: Of the skipped ones, the files that are no images, by kind.
-      done: Of the skipped ones, the images that an earlier run or a stream has done.
-      dead: Dead letters by (stage, reason).
-      classes: Detections by class name.
-      confidences: Detections by bin of confidence.
-      batches: Device batches by batch size.
-      stages: Times of an image in each stage, of a batch in `model`; stages of different images overlap.
-      latencies: Times of images from the bytes in memory to the result.
-      publish_latencies: Of a stream, times from the event time to the publishing of the result.
-      backlog_age_ms: Age of the last message that a stream has read; 0 when none came for a while.
-      finished: Detected images by the time of their result.
-      pictures: Detected images with a thumbnail and their ranks, by purpose; see `pipeline.stats.samples`.
-      dead_examples: A few dead letters of each reason, with short texts and without payload.
-      versions: Images by the model's version.
-      last: (when, name, version) of the model last seen.
-      began: When a detector took the first of the detected images, seconds since the epoch.
-      model_events: What happened to model versions, by the name of the Beam counter: `swaps`, `refusals`.
-      batch_sizes: The allowed batch sizes of the model in use; empty if unknown.
-      canary: Comparison of the newest canary with the version in use.
-      model_notes: What a person should know of how the model in use runs.
-      objects: Detected images by number of objects; numbers above `MOST_OBJECTS` count as that.
-      outside: Objects whose box lies for the most part outside of its image.
     """
 
-    read: int = 0
-    skipped: int = 0
-    left_out: Counter[str] = dataclasses.field(default_factory=Counter)
-    done: int = 0
-    dead: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
-    classes: Counter[str] = dataclasses.field(default_factory=Counter)
-    confidences: Counter[Annotated[int, msgspec.Meta(ge=0, lt=BINS)]] = dataclasses.field(default_factory=Counter)
-    batches: Counter[int] = dataclasses.field(default_factory=Counter)
-    stages: dict[str, Times] = dataclasses.field(default_factory=dict)
-    latencies: Times = dataclasses.field(default_factory=Times)
-    publish_latencies: Times = dataclasses.field(default_factory=Times)
-    backlog_age_ms: float = 0.0
-    finished: Intervals = dataclasses.field(default_factory=Intervals)
-    pictures: Ranked[DetectedImage] = dataclasses.field(default_factory=dict)
-    dead_examples: dict[str, list[DeadLetter]] = dataclasses.field(default_factory=dict)
-    versions: Counter[str] = dataclasses.field(default_factory=Counter)
-    last: tuple[float, str, str] = (0.0, "", "")
-    began: float = math.inf
-    model_events: Counter[str] = dataclasses.field(default_factory=Counter)
-    batch_sizes: tuple[int, ...] = ()
-    canary: CanaryStats | None = None
-    model_notes: tuple[str, ...] = ()
-    objects: Counter[int] = dataclasses.field(default_factory=Counter)
-    outside: int = 0
+    read: int = 0  # images listed, or requested by messages
+    skipped: int = 0  # images listed more than once, not wanted or done before; and listed files that are no images
+    left_out: Counter[str] = field(default_factory=Counter)  # of the skipped ones, the files that are no images, by kind
+    done: int = 0  # of the skipped ones, the images that an earlier run or a stream has done
+    dead: Counter[tuple[str, str]] = field(default_factory=Counter)  # dead letters by (stage, reason)
+    classes: Counter[str] = field(default_factory=Counter)  # detections by class name
+    # detections by bin of confidence
+    confidences: Counter[Annotated[int, msgspec.Meta(ge=0, lt=BINS)]] = field(default_factory=Counter)
+    batches: Counter[int] = field(default_factory=Counter)  # device batches by batch size
+    # times of an image in each stage, of a batch in `model`; stages of different images overlap
+    stages: dict[str, Times] = field(default_factory=dict)
+    latencies: Times = field(default_factory=Times)  # times of images from the bytes in memory to the result
+    # of a stream, times from the event time to the publishing of the result
+    publish_latencies: Times = field(default_factory=Times)
+    backlog_age_ms: float = 0.0  # age of the last message that a stream has read; 0 when none came for a while
+    finished: Intervals = field(default_factory=Intervals)  # detected images by the time of their result
+    # detected images with a thumbnail and their ranks, by purpose; see `pipeline.stats.samples`
+    pictures: Ranked[DetectedImage] = field(default_factory=dict)
+    # a few dead letters of each reason, with short texts and without payload
+    dead_examples: dict[str, list[DeadLetter]] = field(default_factory=dict)
+    versions: Counter[str] = field(default_factory=Counter)  # images by the model's version
+    last: tuple[float, str, str] = (0.0, "", "")  # (when, name, version) of the model last seen
+    began: float = math.inf  # when a detector took the first of the detected images, seconds since the epoch
+    # what happened to model versions, by the name of the Beam counter: `swaps`, `refusals`
+    model_events: Counter[str] = field(default_factory=Counter)
+    batch_sizes: tuple[int, ...] = ()  # the allowed batch sizes of the model in use; empty if unknown
+    canary: CanaryStats | None = None  # comparison of the newest canary with the version in use
+    model_notes: tuple[str, ...] = ()  # what a person should know of how the model in use runs
+    # detected images by number of objects; numbers above `MOST_OBJECTS` count as that
+    objects: Counter[int] = field(default_factory=Counter)
+    outside: int = 0  # objects whose box lies for the most part outside of its image
 
     @property
     def model(self) -> tuple[str, str]:

@@ -19,25 +19,16 @@ _SHARE_FULL, _SHARE_OUTSIDE = 0.9, 0.1
 
 @dataclasses.dataclass(frozen=True)
 class RunFacts:
-    """What the launcher of a job knows and the statistics do not; times are seconds since the epoch.
+    """What the launcher of a job knows and the statistics do not; times are seconds since the epoch."""
 
-    Attributes:
-      started_at: When the program began.
-      ready_at: When the model was loaded and warm, and the work began; of processes elsewhere, when they took the first image.
-      finished_at: When the results had their final names.
-      command: The command line.
-      config: All settings, nested.
-      mode: `batch` or `streaming`.
-      model_path: Where the model was found.
-    """
-
-    started_at: float
+    started_at: float  # when the program began
+    # when the model was loaded and warm, and the work began; of processes elsewhere, when they took the first image
     ready_at: float
-    finished_at: float
-    command: str
-    config: Mapping[str, Any]
-    mode: str
-    model_path: str
+    finished_at: float  # when the results had their final names
+    command: str  # the command line
+    config: Mapping[str, Any]  # all settings, nested
+    mode: str  # `batch` or `streaming`
+    model_path: str  # where the model was found
 
     def elsewhere(self, began: float) -> RunFacts:
         """The facts of a job whose first detector on a worker took an image at `began`, which is infinite if none did."""
