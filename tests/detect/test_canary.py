@@ -85,12 +85,6 @@ def find_one(pixels):
     return {"boxes": np.array([[[0.25, 0.25, 0.5, 0.5]]], np.float32), "scores": np.array([[0.08]], np.float32)}
 
 
-def find_elsewhere(pixels):
-    """As many objects as the image is bright, and none where `find_one` finds one."""
-    corner, n = np.array([[[0.8, 0.8, 0.9, 0.9]]], np.float32), int(pixels.max())
-    return {"boxes": corner.repeat(n, 1), "scores": np.linspace([0.5], [0.6], n, dtype=np.float32).T}
-
-
 def loaded(version, run, **how):
     return LoadedModel(METADATA, version, Batcher(FunctionEngine(run, ONE, **how), HW))
 
