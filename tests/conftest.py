@@ -31,7 +31,7 @@ from tests.emulators import (  # noqa: F401  fixtures
 from tests.forked_jobs import Moment, run_forked
 
 REPO = Path(__file__).resolve().parent.parent
-os.environ["PATH"] = f"{REPO / '.tools'}{os.pathsep}{os.environ.get('PATH', '')}"  # Prism, where `make prism` has put it
+os.environ["PATH"] = f"{REPO / '.tools'}{os.pathsep}{os.environ.get('PATH', '')}"  # programs that `make` has put there
 os.environ["PYTHONPATH"] = f"{REPO}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # of processes that begin in another folder
 
 settings.register_profile("suite", deadline=None, derandomize=True)  # the same cases each time; `make fuzz` looks for new ones

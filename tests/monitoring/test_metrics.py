@@ -61,7 +61,7 @@ def test_counts_are_those_of_the_statistics():
         ("backlog_age_seconds",): 1.5,
         ("model_info", "bright", "1"): 1,
         ("model_events_total", "swaps"): 1,
-        ("model_events_total", "canary_ms"): 250,
+        ("model_events_total", "canary_matched"): 2,
         ("stage_seconds_count", "decode"): 2,
         ("stage_seconds_sum", "decode"): pytest.approx(0.008),
         ("stage_seconds_bucket", "0.0025", "decode"): 0,
