@@ -19,11 +19,9 @@ _OWN_CONFIGS = (os.path.join(_PACKAGE, "configs"), os.path.join(os.path.dirname(
 
 
 def load_config(paths: Sequence[str], overrides: Mapping[str, Any]) -> Config:
-    """Reads config files, of which later ones win, and lays flags over them.
+    """Reads config files, of which later ones win, and lays values over them, by dotted key such as `detect.score_threshold`.
 
-    Args:
-      paths: YAML files. If `configs/<name>.yaml` or `<name>` does not exist, the project's own file is read.
-      overrides: Dotted key (`detect.score_threshold`) to value; a number may be text, as on the command line.
+    If `configs/<name>.yaml` or `<name>` does not exist, the project's own file is read.
 
     Raises:
       ConfigError: The file is unreadable or no YAML mapping, or has an unknown key or a wrong value.

@@ -14,11 +14,7 @@ from pipeline.stats.samples import REPORT_SAMPLES
 def load_detector(config: Config) -> Detector:
     """Loads and warms the detector of this process."""
     PROCESS.waiting_for = "loading the model"
-    try:
-        detector = shared_detector(config.model, config.detect, REPORT_SAMPLES, config.read)
-    except BaseException:
-        PROCESS.waiting_for = ""
-        raise
+    detector = shared_detector(config.model, config.detect, REPORT_SAMPLES, config.read)
     PROCESS.waiting_for = "the model is loaded"
     return detector
 

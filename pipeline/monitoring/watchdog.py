@@ -38,13 +38,7 @@ def end_stuck(name: str, part: Part, *, in_log: bool = False) -> None:
 
 
 class Watchdog:
-    """Measures for how long each part has work and makes no progress.
-
-    Args:
-      stuck_after_s: After this time a part is stuck; 0: never.
-      end: Ends the process, with the name of the stuck part.
-      parts: The parts.
-    """
+    """Measures for how long each part has work and makes no progress; one that is stuck (0: never) ends the process."""
 
     def __init__(
         self, stuck_after_s: float, end: Callable[[str, Part], object] = end_stuck, parts: Mapping[str, Part] = PROCESS.parts

@@ -23,18 +23,12 @@ class Model(Protocol):
 
 
 class Part:
-    """Counts the work that one part of a job has, and the steps that it has made; thread-safe.
-
-    Attributes:
-      waiting: Images, messages or calls that have begun and not ended.
-      steps: Grows with each progress.
-      stalled_s: Seconds without progress while work waits, by the last look of the watchdog.
-    """
+    """Counts the work that one part of a job has, and the steps that it has made; thread-safe."""
 
     def __init__(self) -> None:
-        self.waiting = 0
-        self.steps = 0
-        self.stalled_s = 0.0
+        self.waiting = 0  # images, messages or calls that have begun and not ended
+        self.steps = 0  # grows with each progress
+        self.stalled_s = 0.0  # seconds without progress while work waits, by the last look of the watchdog
         self._lock = threading.Lock()
 
     def begin(self, number: int = 1) -> None:
