@@ -4,6 +4,7 @@ import os
 import pickle
 import shutil
 import time
+from pathlib import Path
 
 import pytest
 
