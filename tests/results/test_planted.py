@@ -21,7 +21,7 @@ from pipeline.stats.summary import RunFacts
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.files import write_file
 from pipeline.write.write_shards import read_stats
-from tests.shard_rows import detected, rows_in, write_rows
+from tests.shard_rows import detected, write_rows
 
 
 @pytest.fixture
