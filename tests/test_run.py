@@ -133,6 +133,11 @@ PLACES_AND_FLAGS = {
     "a flag of ours with =": ([*JOB, "output=o"], "unexpected argument 'output=o'; did you mean --output?"),
     "_ for -": ([*JOB, "--max_detections", "3"], "unknown flag --max_detections; did you mean --max-detections?"),
     "a flag that is no setting": ([*JOB, "--dry-runn"], "unknown flag --dry-runn; did you mean --dry-run?"),
+    "again in a stream": ([*JOB, "--mode", "streaming", "--again"], "again: expected --mode batch"),
+    "export in a stream": (
+        [*JOB, "--mode", "streaming", "--export", "csv"],
+        "export: expected --mode batch; detect-objects export",
+    ),
     "nothing near": ([*JOB, "--xyzzy"], "unknown flag --xyzzy; see --help"),
 }
 MISTAKES = SETTINGS | PLACES_AND_FLAGS
