@@ -218,16 +218,17 @@ def pubsub_emulator(_pubsub_process: PubSubEmulator, monkeypatch: pytest.MonkeyP
 @pytest.fixture
 def gcs_bucket(_gcs_process: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A new empty `google.cloud.storage.Bucket` on the emulator, which the environment names for the length of one test."""
-    return _new_bucket(_gcs_process, monkeypatch)
+    return new_bucket(_gcs_process, monkeypatch)
 
 
 @pytest.fixture
 def strict_gcs_bucket(_strict_gcs_process: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The same on the emulator that honours preconditions."""
-    return _new_bucket(_strict_gcs_process, monkeypatch)
+    return new_bucket(_strict_gcs_process, monkeypatch)
 
 
-def _new_bucket(url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+def new_bucket(url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A new empty bucket on the emulator at a URL, which the environment names from now on."""
     from apache_beam.internal.gcp import auth
     from google.auth.credentials import AnonymousCredentials
     from google.cloud import storage

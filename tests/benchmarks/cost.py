@@ -12,7 +12,6 @@ import argparse
 import collections
 import contextlib
 import json
-import os
 import re
 import sys
 import time
@@ -22,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from pipeline import run
 from pipeline.config import BUNDLED, DetectConfig, ModelConfig
@@ -35,7 +35,8 @@ from pipeline.stream.outgoing import detection_message
 from pipeline.stream.threads import RunThreads
 from tests.clock import Clock
 from tests.conftest import REPO
-from tests.emulators import forget_detectors
+from tests.emulators import new_bucket
+from tests.shard_rows import detected
 
 SAMPLES = sorted((REPO / "models" / "digits" / "samples").glob("*.jpg"))
 # https://cloud.google.com/storage/pricing#operations-by-class; what an upload sends in parts is one operation, deleting is free
@@ -47,8 +48,6 @@ _CONTENT = re.compile(r"/download/storage/v1/b/([^/]+)/o/(.+)")
 _OF_IMAGE = re.compile(r"GET .*/o/in\d+%2F.+")
 _ROWS = 1000  # of a shard
 _VERSION = RowVersion("digits", "1", "5e771265", "5e771266")
-
-_COUNTED = (("class_a", "class_a"), ("class_b", "of_images"))
 
 
 def _send_generation(handler: Any, bucket: str, name: str) -> None:
@@ -66,10 +65,7 @@ def _send_generation(handler: Any, bucket: str, name: str) -> None:
 @contextlib.contextmanager
 def counting_storage() -> Iterator[tuple[Any, collections.Counter[str]]]:
     """A storage emulator in this process: a new bucket, and its operations by class. The environment names it for this while."""
-    from apache_beam.internal.gcp import auth
     from gcp_storage_emulator import server
-    from google.auth.credentials import AnonymousCredentials
-    from google.cloud import storage
 
     counts: collections.Counter[str] = collections.Counter()
 
@@ -82,21 +78,16 @@ def counting_storage() -> Iterator[tuple[Any, collections.Counter[str]]]:
                 _send_generation(self._request_handler, *map(urllib.parse.unquote, found.groups()))
             super().handle(method)
 
-    before, server.Router, environment = server.Router, Counting, dict(os.environ)
     running = server.create_server("127.0.0.1", 0, in_memory=True)
     running._storage._write_config_to_file = lambda: None  # all names, at each write: of ten thousand that takes a second
-    running.start()
-    running._api.is_running.wait(30)
-    os.environ.update(STORAGE_EMULATOR_HOST=f"http://127.0.0.1:{running._api._httpd.server_port}", NO_GCE_CHECK="true")
-    forget_detectors()
-    auth._Credentials._credentials_init = True  # else Beam looks for credentials for seconds
-    try:
-        yield storage.Client(project="test-project", credentials=AnonymousCredentials()).create_bucket("bucket-cost"), counts
-    finally:
-        running.stop()
-        server.Router = before
-        os.environ.clear()
-        os.environ.update(environment)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server, "Router", Counting)
+        running.start()
+        try:
+            running._api.is_running.wait(30)
+            yield new_bucket(f"http://127.0.0.1:{running._api._httpd.server_port}", patch), counts
+        finally:
+            running.stop()
 
 
 def storage_operations(sizes: tuple[int, int]) -> dict[str, float]:
@@ -105,32 +96,28 @@ def storage_operations(sizes: tuple[int, int]) -> dict[str, float]:
     Reading operations of an image are those on the image itself. A shard counts by itself.
     """
     seen: list[collections.Counter[str]] = []
-    shards: list[int] = []
     with counting_storage() as (bucket, counts):
+        of_shards = shard_operations(f"gs://{bucket.name}/shards", counts)
+        idle = idle_operations(f"gs://{bucket.name}/archive", counts)
         for size in sizes:
             for number in range(size):
                 bucket.blob(f"in{size}/{number}.jpg").upload_from_filename(str(SAMPLES[number % len(SAMPLES)]))
             counts.clear()
-            places = ["--input", f"gs://{bucket.name}/in{size}/*", "--output", f"gs://{bucket.name}/out{size}"]
-            places += ["--model", "digits"]
+            output = f"gs://{bucket.name}/out{size}"
             with contextlib.redirect_stdout(sys.stderr):
-                code = run.main(places)
+                code = run.main(["--input", f"gs://{bucket.name}/in{size}/*", "--output", output, "--model", "digits"])
             if code:
                 raise RuntimeError(f"the job ended with {code}")
             seen.append(counts.copy())
-            shards.append(len(list_shards(f"gs://{bucket.name}/out{size}")))
-        of_shards = shard_operations(f"gs://{bucket.name}/shards", counts)
-        idle = idle_operations(f"gs://{bucket.name}/archive", counts)
-    for each, number in zip(seen, shards, strict=True):
-        each["class_a"] -= number * int(of_shards["class_a_a_shard"]) // 2  # in one process
-    more = sizes[1] - sizes[0]
-    return {**of_shards, "idle": idle} | {f"{name}_an_image": (seen[1][of] - seen[0][of]) / more for name, of in _COUNTED}
+            seen[-1]["class_a"] -= len(list_shards(output)) * int(of_shards["class_a_a_shard"]) // 2  # in one process
+    a, b = ((seen[1][name] - seen[0][name]) / (sizes[1] - sizes[0]) for name in ("class_a", "of_images"))
+    return {**of_shards, "idle": idle, "class_a_an_image": a, "class_b_an_image": b}
 
 
 def shard_operations(folder: str, counts: collections.Counter[str]) -> dict[str, float]:
     """Operations of a shard that is staged and gets its name, and of reading the keys in it."""
     before = counts.copy()
-    publish_shard(stage_shard(folder, DETECTIONS, detections_table(detected(), _VERSION, "run", 0.0), "run", view=True))
+    publish_shard(stage_shard(folder, DETECTIONS, detections_table(of_samples(), _VERSION, "run", 0.0), "run", view=True))
     staged = counts - before
     before = counts.copy()
     list_shards(folder)
@@ -145,14 +132,12 @@ def idle_operations(folder: str, counts: collections.Counter[str]) -> float:
     """Operations of a stream's archive in one process in a hundred windows without a row, after one with rows."""
     clock = Clock()
     archive = Archive(RowWriter(folder, "run"), 10.0, RunThreads(), SimpleNamespace(hold=len, end_hold=len), clock)
-    nothing = Detections(np.zeros((0, 4)), np.zeros(0, np.int32), np.zeros(0), ())
-    archive.add([DetectedImage(ImageRef("a"), 1, 1, "m", "1", nothing)])
-    clock.now += 60.0
-    archive.write_if_over()
-    before = counts.copy()
-    for _ in range(100):
-        clock.now += 60.0
-        archive.write_if_over()
+    archive.add([detected("a")])
+    for windows in (1, 100):
+        before = counts.copy()
+        for _ in range(windows):
+            clock.now += 60.0
+            archive.write_if_over()
     return float((counts - before).total())
 
 
@@ -170,7 +155,7 @@ def shard_bytes() -> dict[str, float]:
     return {"shard_row_bytes": sizes[0], "shard_object_bytes": (sizes[1] - sizes[0]) / 10}
 
 
-def detected() -> list[DetectedImage]:
+def of_samples() -> list[DetectedImage]:
     """The sample scenes as the bundled detector sees them."""
     from pipeline.detect.load_detector import shared_detector
     from pipeline.records import EncodedImage
@@ -195,7 +180,7 @@ def main() -> None:
     """Prints the constants as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--storage", type=int, nargs=2, default=(8, 40), metavar=("SMALLER", "LARGER"), help="images of two runs")
-    found = {**row_and_message_bytes(detected()), **shard_bytes(), **storage_operations(parser.parse_args().storage)}
+    found = {**row_and_message_bytes(of_samples()), **shard_bytes(), **storage_operations(parser.parse_args().storage)}
     print(json.dumps({name: round(value, 3) for name, value in found.items()}, indent=2))
 
 

@@ -10,7 +10,6 @@ ones are these enlarged to 12 megapixels, which have no more detail than the sma
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
@@ -23,6 +22,7 @@ from models import digits
 from models.evaluate import compare, evaluate
 from tests.benchmarks import results
 from tests.benchmarks.images import BENCH
+from tests.shard_rows import rows_in
 
 _SAMPLES = Path(digits.FOLDER, "samples")
 _LARGE_SIDE = 4000
@@ -32,34 +32,32 @@ _DIGITS = ("--model", "digits", "--score-threshold", "0.01")
 
 def main() -> None:
     """Runs the pairs and prints the table."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     count = len(list(_SAMPLES.glob("*.jpg")))
-    bf16, full = ("--precision", "bfloat16"), ("--no-scaled-decode",)
-    found = {
-        f"bfloat16 / float32, digits, {count} scenes": _difference(_SAMPLES, bf16),
-        f"scaled / full decoding, digits, {count} scenes of 12 MP": _difference(_large_scenes(), (), full),
-    }
-    names = ["AP", "AP_reference", "agreement", "mean_iou", "mean_abs_score_difference"]
+    rows = [
+        [f"bfloat16 / float32, digits, {count} scenes", *_difference(_SAMPLES, ("--precision", "bfloat16"))],
+        [f"scaled / full decoding, digits, {count} of 12 MP", *_difference(_large_scenes(), (), ("--no-scaled-decode",))],
+    ]
     header = ["first / second", "AP first", "AP second", "agreement", "mean IoU of matched", "mean difference of confidence"]
-    cells = {name: [f"{f[key]:.4f}" for key in names] for name, f in found.items()}
     print(f"\n### Differences in the results\n\n{results.machine()}\n")
-    print(results.table(header, [[name, *row] for name, row in cells.items()]), flush=True)
+    print(results.table(header, rows), flush=True)
 
 
-def _difference(images: Path, first: Sequence[str], second: Sequence[str] = ()) -> dict[str, Any]:
+def _difference(images: Path, first: Sequence[str], second: Sequence[str] = ()) -> list[str]:
     """Runs the pipeline with either flags and compares the rows."""
-    rows, reference = (_run(images, [*_DIGITS, *flags]) for flags in (first, second))
+    rows, reference = (_run(images, flags) for flags in (first, second))
     precision = [evaluate(each, images / "ground_truth.json")["AP"] for each in (rows, reference)]
-    return {**compare(_seen(rows), _seen(reference)), "AP": precision[0], "AP_reference": precision[1]}
+    seen = compare(_seen(rows), _seen(reference))
+    figures = [*precision, *(seen[name] for name in ("agreement", "mean_iou", "mean_abs_score_difference"))]
+    return [f"{figure:.4f}" for figure in figures]
 
 
 def _run(images: Path, flags: Sequence[str]) -> list[dict[str, Any]]:
     output = BENCH / "out" / "differences"
     shutil.rmtree(output, ignore_errors=True)
-    command = [sys.executable, "-m", "pipeline.run", "--input", f"{images}/*.jpg", "--output", str(output), *flags]
+    command = [sys.executable, "-m", "pipeline.run", "--input", f"{images}/*.jpg", "--output", str(output), *_DIGITS, *flags]
     print(" ".join(command[1:]), file=sys.stderr, flush=True)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return [json.loads(line) for file in (output / "detections").glob("*.jsonl") for line in file.open(encoding="utf-8")]
+    return rows_in(str(output))
 
 
 def _seen(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

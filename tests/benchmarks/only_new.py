@@ -12,21 +12,20 @@ leave them. Each figure is of a process of its own, after its imports, and its p
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import subprocess
 import sys
 import time
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from tests.benchmarks.images import BENCH
+from tests.benchmarks.results import table
+from tests.shard_rows import VERSION, detected, write_rows
 
 _SIZES = "1000000,5000000"
 _PER_FOLDER = 1000
 _PER_SHARD = 100_000
-_MODEL = ("m", "1")
 _WAYS = ("list", "new")
 
 
@@ -39,27 +38,30 @@ def main() -> None:
     args = parser.parse_args()
     sizes = list(map(int, args.sizes.split(",")))
     if args.one:
-        print(json.dumps(measure(args.one, *_made(sizes[0], args.share))))
+        measure(args.one, *_made(sizes[0], args.share))
         return
-    print(f"{'images':>9}  {'way':>5}  {'CPU s':>7}  {'us/image':>8}  {'to list':>7}  {'images out':>10}  {'peak MB':>7}")
+    header, rows = ["images", "way", "CPU s", "us an image", "beside listing", "images out", "peak MB"], []
     for size in sizes:
         _make(size, args.share)
         listing = 0.0
         for way in _WAYS:
             command = ["-m", "tests.benchmarks.only_new", "--one", way, "--sizes", str(size), "--share", str(args.share)]
             run = subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True)
-            out, figures = run.stdout.splitlines()[-2:]
-            done = json.loads(figures)
-            listing = listing or done["seconds"]
-            print(
-                f"{size:9}  {way:>5}  {done['seconds']:7.1f}  {done['seconds'] / size * 1e6:8.1f}  "
-                f"{done['seconds'] / listing:7.2f}  {out:>10}  {done['peak_mb']:7.0f}",
-                flush=True,
+            out, seconds, peak_mb = map(float, run.stdout.split()[-3:])
+            listing = listing or seconds
+            figures = (
+                f"{seconds:.1f}",
+                f"{seconds / size * 1e6:.1f}",
+                f"{seconds / listing:.2f}",
+                f"{out:.0f}",
+                f"{peak_mb:.0f}",
             )
+            rows.append([str(size), way, *figures])
+    print(table(header, rows))
 
 
-def measure(way: str, images: Path, output: Path) -> dict[str, Any]:
-    """Lists, or lists and compares; CPU seconds, and the peak of this process in MB; prints how many images come out."""
+def measure(way: str, images: Path, output: Path) -> None:
+    """Lists, or lists and compares; prints how many images come out, CPU seconds, and the peak of this process in MB."""
     import apache_beam as beam
     from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
@@ -72,17 +74,10 @@ def measure(way: str, images: Path, output: Path) -> dict[str, Any]:
         print(sum(1 for _ in list_images([str(images)])))
     else:
         with beam.Pipeline(runner=FnApiRunner()) as pipeline:
-            done = DoneRows(str(output), _version())
+            done = DoneRows(str(output), VERSION)
             read = pipeline | ReadImages([str(images)], exclude=str(output), done=done, fetch=False)
             _ = read.images | "CountAll" >> beam.combiners.Count.Globally() | "Print" >> beam.Map(print)
-    seconds = time.process_time() - began
-    return {"seconds": seconds, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
-
-
-def _version() -> Any:
-    from pipeline.results.completion import RowVersion
-
-    return RowVersion(*_MODEL, "11111111", "22222222")
+    print(time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
 def _made(size: int, share: float) -> tuple[Path, Path]:
@@ -105,18 +100,11 @@ def _make(size: int, share: float) -> None:
 
 
 def _write_rows(images: Path, output: Path, rows: int) -> None:
-    import numpy as np
-
     from pipeline.read.list_images import list_images
-    from pipeline.records import DetectedImage, Detections
-    from pipeline.results.rows import detections_table
-    from pipeline.results.shards import write_shard
 
-    none = Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.int32), np.zeros(0, np.float32), ())
     refs = islice(list_images([str(images)]), rows)
     while some := list(islice(refs, _PER_SHARD)):
-        records = [DetectedImage(ref, 640, 480, *_MODEL, none) for ref in sorted(some, key=lambda ref: ref.uri)]
-        write_shard(str(output), "detections", detections_table(records, _version(), "0a1b", time.time()), "0a1b")
+        write_rows(str(output), [detected(ref.uri, ref.generation) for ref in some])
 
 
 if __name__ == "__main__":
