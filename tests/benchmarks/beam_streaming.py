@@ -6,35 +6,22 @@ tests.benchmarks.beam_streaming SUBSCRIPTION TOPIC LOG`; the log gets one line a
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from typing import Any
 
 import apache_beam as beam
-import numpy as np
 from apache_beam.io.gcp.pubsub import PubsubMessage, ReadFromPubSub, WriteToPubSub
 from apache_beam.ml.inference.base import KeyedModelHandler, RunInference
 from apache_beam.options.pipeline_options import PipelineOptions
-from PIL import Image
 
-from tests.benchmarks import work
-from tests.benchmarks.beam_documented import SavedModelHandler, infer
+from tests.benchmarks.beam_documented import SavedModelHandler, decode, infer, to_row
 from tests.benchmarks.images import BENCH
-
-
-def decode(message: PubsubMessage) -> tuple[str, np.ndarray]:
-    """A message -> (what the answer needs, pixels for the model)."""
-    image = Image.open(io.BytesIO(message.data)).convert("RGB")
-    resized = image.resize((work.SIDE, work.SIDE), Image.Resampling.BILINEAR)
-    return json.dumps([message.attributes["name"], *image.size]), np.asarray(resized, dtype=np.float32) / 255.0
 
 
 def answer(keyed: tuple[str, Any]) -> PubsubMessage:
     """A prediction as a message."""
-    name, width, height = json.loads(keyed[0])
-    arrays = {key: np.asarray(value)[None] for key, value in keyed[1].inference.items()}
-    return PubsubMessage(work.row(name, width, height, arrays, 0).encode(), {"image_uri": f"inline:{name}"})
+    return PubsubMessage(to_row(keyed).encode(), {"image_uri": f"inline:{json.loads(keyed[0])[0]}"})
 
 
 def main(subscription: str, topic: str, log: str) -> None:
@@ -50,7 +37,7 @@ def main(subscription: str, topic: str, log: str) -> None:
     _ = (
         pipeline
         | ReadFromPubSub(subscription=subscription, with_attributes=True)
-        | "Decode" >> beam.Map(decode)
+        | "Decode" >> beam.Map(lambda message: decode(message.attributes["name"], message.data))
         | RunInference(handler)
         | "Answer" >> beam.Map(answer)
         | WriteToPubSub(topic, with_attributes=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.benchmarks.images import BENCH
@@ -12,7 +12,7 @@ from tests.benchmarks.images import BENCH
 REFERENCE = "plain loop, float32"
 PLAIN_BF16 = "plain loop, bfloat16"
 OURS, OURS_BF16 = "ours, float32", "ours, bfloat16"
-_ALONE = {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": "."}
+CONFIG = "tests/benchmarks/ours.yaml"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,14 +24,12 @@ class Contender:
       is_ours: Whether it is the pipeline, whose times are in its summary.json; others print theirs.
       against: The contender whose rate its own is compared with.
       large: Whether it also does the 12-megapixel images.
-      env: Environment variables.
     """
 
     command: Callable[[Path, Path], list[str]]
     is_ours: bool = False
     against: str = REFERENCE
     large: bool = True
-    env: Mapping[str, str] = dataclasses.field(default_factory=lambda: _ALONE)
 
 
 def own_contenders() -> dict[str, Contender]:
@@ -53,22 +51,16 @@ def earlier_contenders(checkout: Path) -> dict[str, Contender]:
     }
 
 
-def ours(*flags: str, checkout: Path | None = None) -> Contender:
+def ours(*flags: str, checkout: Path | None = None, config: str = CONFIG, model: Path = BENCH / "model") -> Contender:
     """The pipeline as a user runs it; from another checkout of the project where one is given."""
 
     def command(images: Path, output: Path) -> list[str]:
         there = ["env", "--chdir", str(checkout)] if checkout else []
-        places = [
-            "--input",
-            str(images.resolve()),
-            "--output",
-            str(output.resolve()),
-            "--model",
-            str((BENCH / "model").resolve()),
-        ]
-        return [*there, sys.executable, "-m", "pipeline.run", "--config", "tests/benchmarks/ours.yaml", *places, *flags]
+        described = ["--config", config] if config else []
+        places = ["--input", images.resolve(), "--output", output.resolve(), "--model", model.resolve()]
+        return [*there, sys.executable, "-m", "pipeline.run", *described, *map(str, places), *flags]
 
-    return Contender(command, is_ours=True, env={})
+    return Contender(command, is_ours=True)
 
 
 def _module(name: str, *flags: str) -> Contender:

@@ -30,30 +30,16 @@ def main() -> None:
     parser.add_argument("--precision", default=default, help="bfloat16 where the CPU has it, in half the time")
     args = parser.parse_args()
     make_model()
-    contender, runs = ours("--precision", args.precision), []
+    sizes = list(map(int, args.sizes.split(",")))
+    names = [f"{size} images" for size in sizes]
+    contender, runs = dataclasses.replace(ours("--precision", args.precision), against=names[0]), []
     for number in range(args.rounds):
-        for size in map(int, args.sizes.split(",")):
+        for name, size in zip(names, sizes, strict=True):
             images = link_images(make_images(SMALL), BENCH / f"many-{size}", size, _PER_FOLDER)
-            name = f"{size} images"
             (run,) = run_rounds({name: contender}, images, size, 1, BENCH / "out" / "many")
             runs.append(dataclasses.replace(run, round=number))
-    names = list(dict.fromkeys(run.contender for run in runs))
-    rows = []
-    for name in names:
-        own = [run for run in runs if run.contender == name]
-        rates, memory = [run.images_per_second for run in own], [run.peak_rss_mb for run in own]
-        memory_ratios = results.ratios(runs, name, names[0], of="peak_rss_mb")
-        rows.append(
-            [
-                name,
-                results.spread(rates, ".1f"),
-                results.spread(results.ratios(runs, name, names[0]), ".2f"),
-                results.spread(memory, ".0f"),
-                results.spread(memory_ratios, ".2f"),
-            ]
-        )
     print(f"\n### Many images, {args.precision}\n\n{results.machine()}\n")
-    print(results.table(["", "images/s", f"to {names[0]}", "peak RSS MB", f"to {names[0]}"], rows), flush=True)
+    print(results.runs_table(runs, dict.fromkeys(names, contender), {}, beside=names[0]), flush=True)
 
 
 if __name__ == "__main__":

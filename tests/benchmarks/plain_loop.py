@@ -31,7 +31,7 @@ def main() -> None:
     args = flags.parse_args()
     streams = min(4, len(os.sched_getaffinity(0)))
     predict = _load(args.model, args.precision, streams)
-    files = work.files(args.images)
+    files = sorted(args.images.iterdir())
     batches = [files[start : start + work.BATCH] for start in range(0, len(files), work.BATCH)]
     warm_up = [np.zeros((size, work.SIDE, work.SIDE, 3), np.uint8) for size in {len(batch) for batch in batches}]
     _in_threads(streams, lambda: [predict(pixels) for pixels in warm_up * 2])

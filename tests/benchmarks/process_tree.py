@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -41,12 +41,9 @@ class Watched:
         return float(np.interp(end, at, cpu) - np.interp(start, at, cpu))
 
 
-def watch(command: Sequence[str], log: str, env: Mapping[str, str], timeout_s: float) -> Watched:
+def watch(command: Sequence[str], log: Path, timeout_s: float) -> Watched:
     """Runs a command to its end, or ends it with all its processes after `timeout_s`."""
-    with (
-        open(log, "w", encoding="utf-8") as sink,
-        running(command, stdout=sink, stderr=subprocess.STDOUT, env={**os.environ, **env}) as process,
-    ):
+    with log.open("w", encoding="utf-8") as sink, running(command, stdout=sink, stderr=subprocess.STDOUT) as process:
         root = psutil.Process(process.pid)
         started_at, peak, samples = root.create_time(), 0.0, []
         cpu_of: dict[int, float] = {}  # of ended processes too
@@ -58,8 +55,8 @@ def watch(command: Sequence[str], log: str, env: Mapping[str, str], timeout_s: f
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_SAMPLE_SECONDS)
         samples.append((time.time(), sum(cpu_of.values())))
-    with open(log, encoding="utf-8", errors="replace") as written:
-        return Watched(process.returncode, written.read(), started_at, peak / 1e6, samples)
+    output = log.read_text(encoding="utf-8", errors="replace")
+    return Watched(process.returncode, output, started_at, peak / 1e6, samples)
 
 
 def _sample_tree(root: psutil.Process, cpu_of: dict[int, float]) -> float:

@@ -11,51 +11,45 @@ from importlib import metadata
 from tests.benchmarks.contenders import REFERENCE, Contender
 from tests.benchmarks.rounds import Run
 
+_SHOWN = ("startup_seconds", "peak_rss_mb", "cpu_seconds_per_image")
+
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
     return "\n".join("| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows))
 
 
-def runs_table(runs: Sequence[Run], contenders: Mapping[str, Contender], agreement: Mapping[str, float]) -> str:
-    """One line for each contender: medians over its rounds, least and most behind them."""
-    header = [
-        "contender",
-        "images/s",
-        "of its plain loop",
-        "start-up s",
-        "peak RSS MB",
-        "CPU-ms per image",
-        "agreement",
-        "rounds",
-    ]
+def runs_table(
+    runs: Sequence[Run], contenders: Mapping[str, Contender], agreement: Mapping[str, float], beside: str = "its plain loop"
+) -> str:
+    """One line for each contender: medians over its rounds, least and most behind them, beside what it is against."""
+    of = f"of {beside}"
+    header = ["", "images/s", of, "start-up s", "peak RSS MB", of, "CPU-ms per image", "agreement", "rounds"]
     rows = []
     for name, contender in contenders.items():
         own = [run for run in runs if run.contender == name]
-        if own:
-            share = ratios(runs, name, contender.against)
-            rates = [run.images_per_second for run in own]
-            rows.append(
-                [
-                    name,
-                    spread(rates, ".1f"),
-                    spread(share, ".2f") if name != contender.against else "",
-                    f"{_median(own, 'startup_seconds'):.1f}",
-                    f"{_median(own, 'peak_rss_mb'):.0f}",
-                    f"{1000 * _median(own, 'cpu_seconds_per_image'):.1f}",
-                    f"{agreement[name]:.3f}" if name in agreement and name != REFERENCE else "",
-                    str(len(own)),
-                ]
-            )
+        median = {key: statistics.median(getattr(run, key) for run in own) for key in _SHOWN}
+        is_other = name != contender.against
+        rows.append(
+            [
+                name,
+                spread([run.images_per_second for run in own], ".1f"),
+                spread(ratios(runs, name, contender.against), ".2f") if is_other else "",
+                f"{median['startup_seconds']:.1f}",
+                f"{median['peak_rss_mb']:.0f}",
+                spread(ratios(runs, name, contender.against, of="peak_rss_mb"), ".2f") if is_other else "",
+                f"{1000 * median['cpu_seconds_per_image']:.1f}",
+                f"{agreement[name]:.3f}" if name in agreement and name != REFERENCE else "",
+                str(len(own)),
+            ]
+        )
     return table(header, rows)
 
 
 def ratios(runs: Sequence[Run], numerator: str, denominator: str, of: str = "images_per_second") -> list[float]:
     """One contender's figure over another's, within each round that has both."""
-    figures = {(run.contender, run.round): getattr(run, of) for run in runs}
-    numbers = sorted({run.round for run in runs})
-    both = [n for n in numbers if (numerator, n) in figures and (denominator, n) in figures]
-    return [figures[numerator, n] / figures[denominator, n] for n in both]
+    above, below = ({run.round: getattr(run, of) for run in runs if run.contender == name} for name in (numerator, denominator))
+    return [above[number] / below[number] for number in sorted(above.keys() & below.keys())]
 
 
 def spread(values: Sequence[float], form: str) -> str:
@@ -73,7 +67,3 @@ def machine() -> str:
     versions = [f"{name} {metadata.version(name)}" for name in ("tensorflow", "apache-beam", "tfx-bsl", "opencv-python-headless")]
     cores = len(os.sched_getaffinity(0))
     return ", ".join([f"{cores} cores {lines[0] if lines else platform.machine()}", *bf16, platform.python_version(), *versions])
-
-
-def _median(runs: Sequence[Run], name: str) -> float:
-    return statistics.median(getattr(run, name) for run in runs)

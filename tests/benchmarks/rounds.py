@@ -18,10 +18,6 @@ from tests.benchmarks.process_tree import Watched, watch
 _TIMEOUT_SECONDS = 1800.0
 
 
-class RunFailed(SystemExit):
-    """A contender ended with an error, or without rows or times; ends the command where nobody catches it."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Run:
     """One run of one contender.
@@ -50,43 +46,46 @@ class Run:
 
 
 def run_rounds(contenders: Mapping[str, Contender], images: Path, count: int, rounds: int, output: Path) -> list[Run]:
-    """Runs all contenders `rounds` times in turn.
+    """Runs all contenders in turn, `rounds` times, over a folder of `count` images; `output` gets a folder of each.
 
-    Args:
-      contenders: Who, by name.
-      images: Folder of images.
-      count: How many are in it; a run that has fewer rows is an error.
-      rounds: How often.
-      output: Folder below which each contender gets its own.
+    Raises:
+      SystemExit: One ended with an error, or has a row for fewer images.
     """
     runs = []
     for number in range(rounds):
         for name, contender in contenders.items():
             run = run_once(name, contender, number, images, output_of(output, name))
             if run.images != count:
-                raise RunFailed(f"{name}: expected {count} rows, got {run.images}")
-            show(run)
+                raise SystemExit(f"{name}: expected {count} rows, got {run.images}")
+            print(
+                f"round {number + 1}  {name:<34} {run.images_per_second:7.1f} images/s  "
+                f"{1000 * run.cpu_seconds_per_image:6.1f} CPU-ms/image  {run.peak_rss_mb:6.0f} MB",
+                file=sys.stderr,
+                flush=True,
+            )
             runs.append(run)
     return runs
 
 
-def run_once(
-    name: str, contender: Contender, number: int, images: Path, output: Path, timeout_s: float = _TIMEOUT_SECONDS
-) -> Run:
-    """Runs one contender once.
+def run_once(name: str, contender: Contender, number: int, images: Path, output: Path) -> Run:
+    """Runs one contender once, over a fresh folder for its output.
 
     Raises:
-      RunFailed: It ended with an error, or after `timeout_s`.
+      SystemExit: It ended with an error, after half an hour, or without rows.
     """
-    watched = run_contender(name, contender, images, output, timeout_s)
+    shutil.rmtree(output, ignore_errors=True)
+    (output / "detections").mkdir(parents=True)
+    log = BENCH / "logs" / f"{_file_name(name)}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    watched = watch(contender.command(images, output), log, _TIMEOUT_SECONDS)
     if watched.exit_code:
-        raise RunFailed(f"{name}: ended with {watched.exit_code}; see {log_of(name)}:\n{watched.output[-1500:]}")
+        raise SystemExit(f"{name}: ended with {watched.exit_code}; see {log}:\n{watched.output[-1500:]}")
     start, end, loads = _times(contender, watched, output)
     load_s = sum(until - since for since, until in loads)
     cpu_s = watched.cpu_seconds(start, end) - sum(watched.cpu_seconds(*load) for load in loads)
     rows = sum(1 for file in (output / "detections").glob("*.jsonl") for _ in file.open("rb"))
     if not rows:
-        raise RunFailed(f"{name}: wrote no rows; see {log_of(name)}")
+        raise SystemExit(f"{name}: wrote no rows; see {log}")
     return Run(
         contender=name,
         round=number,
@@ -100,14 +99,6 @@ def run_once(
     )
 
 
-def run_contender(name: str, contender: Contender, images: Path, output: Path, timeout_s: float) -> Watched:
-    """Runs a contender's command over a fresh folder for its output."""
-    shutil.rmtree(output, ignore_errors=True)
-    (output / "detections").mkdir(parents=True)
-    log_of(name).parent.mkdir(parents=True, exist_ok=True)
-    return watch(contender.command(images, output), str(log_of(name)), contender.env, timeout_s)
-
-
 def _times(contender: Contender, watched: Watched, output: Path) -> tuple[float, float, list[tuple[float, float]]]:
     """Start and end of a run's work, and when it loaded the model within it; seconds since the epoch."""
     if contender.is_ours:
@@ -116,29 +107,14 @@ def _times(contender: Contender, watched: Watched, output: Path) -> tuple[float,
         return start, start + summary["wall_seconds"], []
     lines = [line for line in watched.output.splitlines() if line.startswith(work.RESULT)]
     if not lines:
-        raise RunFailed("a contender ended without its line of times")
+        raise SystemExit("a contender ended without its line of times")
     times: dict[str, Any] = json.loads(lines[-1][len(work.RESULT) :])
     return times["started_at"], times["finished_at"], times["loads"]
-
-
-def show(run: Run) -> None:
-    """Prints a line about a run."""
-    print(
-        f"round {run.round + 1}  {run.contender:<34} {run.images_per_second:7.1f} images/s  "
-        f"{1000 * run.cpu_seconds_per_image:6.1f} CPU-ms/image  {run.peak_rss_mb:6.0f} MB",
-        file=sys.stderr,
-        flush=True,
-    )
 
 
 def output_of(output: Path, name: str) -> Path:
     """The folder of one contender's last rows (in `detections/`)."""
     return output / _file_name(name)
-
-
-def log_of(name: str) -> Path:
-    """What a contender printed, in its last run."""
-    return BENCH / "logs" / f"{_file_name(name)}.log"
 
 
 def _file_name(name: str) -> str:

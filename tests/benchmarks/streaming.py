@@ -22,18 +22,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.benchmarks.contenders import ours
+import numpy as np
+
+from tests.benchmarks.contenders import CONFIG, ours
 from tests.benchmarks.images import BENCH, SMALL, link_images, make_images
 from tests.benchmarks.model import make_model
 from tests.emulators import PubSubEmulator, running_pubsub_emulator
 from tests.processes import running
 from tests.streaming_job import StreamingJob
 
-CONFIG = "tests/benchmarks/ours_streaming.yaml"
 _STALL_SECONDS = 150.0  # a job on a cluster takes a minute to begin
 
 
@@ -51,27 +52,29 @@ class Received(NamedTuple):
 
 
 class Receiver:
-    """Receives what a job publishes, in the background."""
+    """Receives what a job publishes, on a thread, while its block runs."""
 
     def __init__(self, emulator: PubSubEmulator, subscription: str):
         self.received: list[Received] = []
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._receive, args=(emulator, subscription), daemon=True)
+
+    def __enter__(self) -> Receiver:
         self._thread.start()
+        return self
 
-    def wait(self, done: Callable[[list[Received]], bool]) -> list[Received]:
-        """Waits until `done` holds of what has come, or nothing has come for long."""
-        last, count = time.monotonic(), -1
-        while not done(self.received) and time.monotonic() - last < _STALL_SECONDS:
-            if len(self.received) != count:
-                last, count = time.monotonic(), len(self.received)
-            time.sleep(0.05)
-        return list(self.received)
-
-    def leave(self) -> None:
-        """Ends receiving."""
+    def __exit__(self, *_: object) -> None:
         self._left.set()
         self._thread.join()
+
+    def wait(self, count: int) -> list[Received]:
+        """Waits until so many messages have come, or nothing has come for long."""
+        last, seen = time.monotonic(), -1
+        while len(self.received) < count and time.monotonic() - last < _STALL_SECONDS:
+            if len(self.received) != seen:
+                last, seen = time.monotonic(), len(self.received)
+            time.sleep(0.05)
+        return list(self.received)
 
     def _receive(self, emulator: PubSubEmulator, subscription: str) -> None:
         from google.api_core import exceptions
@@ -89,18 +92,10 @@ class Receiver:
 
 
 class Bench:
-    """One measurement after the other, each with a job, topics and a folder of its own.
-
-    Args:
-      emulator: Where Pub/Sub is.
-      quick: Small numbers.
-      runner: What the jobs run on.
-    """
+    """One measurement after the other, each with a job, topics and a folder of its own; with small numbers if `quick`."""
 
     def __init__(self, emulator: PubSubEmulator, quick: bool, runner: str):
-        self._emulator = emulator
-        self._quick = quick
-        self._runner = runner
+        self._emulator, self._quick, self._runner = emulator, quick, runner
         self._images = [path.read_bytes() for path in sorted(make_images(SMALL).glob("*.jpg"))]
         self._rate: float | None = None
         make_model()
@@ -111,21 +106,18 @@ class Bench:
         The first and last tenth of the stream are not counted; the batch job's own rate leaves its start out, but not its end.
         """
         count, rounds = (256, 1) if self._quick else (1024, 3)
-        links, rates, without, batch_rates = _many_links(count), [], [], []
+        links = link_images(make_images(SMALL), (BENCH / f"links-{count}").resolve(), count)
+        rates, without, batch_rates = [], [], []
         for _ in range(rounds):
-            with self._job("--allow-uri-prefix", str(links)) as (job, receiver):
-                rates.append(self._backlog(job, receiver, links, count))
-                _end(job)
-                batch_sizes = json.loads((job.archive / "summary.json").read_text())["batch_sizes"]
-            batch_rates.append(self._batch_rate(links))
-            with self._job("--allow-uri-prefix", str(links), "--archive", "") as (job, receiver):
-                without.append(self._backlog(job, receiver, links, count))
-                _end(job)
+            rate, summary = self._backlog(links, count)
+            rates.append(rate)
+            batch_rates.append(_batch_rate(links))
+            without.append(self._backlog(links, count, "--archive", "")[0])
         self._rate = statistics.median(rates)
         documented = self._documented(64 if self._quick else 512)
         return {
             "images_per_second": rates,
-            "batch_sizes": batch_sizes,
+            "batch_sizes": summary["batch_sizes"],
             "batch_images_per_second": batch_rates,
             "share_of_batch": round(statistics.median(map(operator.truediv, rates, batch_rates)), 3),
             "without_archive_images_per_second": without,
@@ -141,11 +133,11 @@ class Bench:
         with self._job() as (job, receiver):
             job.start()
             self._publish(job, range(16))
-            receiver.wait(lambda received: len(received) >= 16)
+            receiver.wait(16)
             alone = self._at_rate(job, receiver, alone_count, 2.0, 1000)
             loaded = self._at_rate(job, receiver, int(rate * seconds), rate, 10_000)
             _end(job)
-        alone_ms, loaded_ms = percentiles(alone), percentiles(loaded)
+        alone_ms, loaded_ms = _percentiles(alone), _percentiles(loaded)
         return {
             "rate": round(rate, 1),
             "images": len(receiver.received),
@@ -160,14 +152,13 @@ class Bench:
         folder = BENCH / "out" / "streaming"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        flags = ("--runner", self._runner, *flags)
+        flags = ("--mode", "streaming", "--runner", self._runner, *flags)
         job = StreamingJob(self._emulator, folder.resolve(), "", *flags, config=CONFIG)
-        receiver = Receiver(self._emulator, job.detections)
-        try:
-            yield job, receiver
-        finally:
-            job.__exit__()
-            receiver.leave()
+        with Receiver(self._emulator, job.detections) as receiver:
+            try:
+                yield job, receiver
+            finally:
+                job.__exit__()
 
     def _publish(self, job: StreamingJob, numbers: range) -> None:
         job.publish(*((self._images[n % len(self._images)], {"name": str(n)}) for n in numbers))
@@ -178,19 +169,16 @@ class Bench:
         for n in range(count):
             time.sleep(max(0.0, started + n / rate - time.time()))
             self._publish(job, range(first + n, first + n + 1))
-        return [r.latency_ms for r in receiver.wait(lambda received: len(received) >= before + count)[before:]]
+        return [r.latency_ms for r in receiver.wait(before + count)[before:]]
 
-    def _backlog(self, job: StreamingJob, receiver: Receiver, links: Path, count: int) -> float:
-        job.publish(*(json.dumps({"uri": str(path)}).encode() for path in sorted(links.iterdir())))
-        job.start()
-        return steady_rate(receiver.wait(lambda received: len(received) >= count), count)
-
-    def _batch_rate(self, images: Path) -> float:
-        output = BENCH / "out" / "batch_beside_streaming"
-        shutil.rmtree(output, ignore_errors=True)
-        subprocess.run(ours().command(images, output), check=True, capture_output=True)
-        rate: float = json.loads((output / "summary.json").read_text())["images_per_second"]
-        return rate
+    def _backlog(self, links: Path, count: int, *flags: str) -> tuple[float, dict[str, Any]]:
+        """The rate over the images of a folder, and the job's summary where it has an archive."""
+        with self._job("--allow-uri-prefix", str(links), *flags) as (job, receiver):
+            job.publish(*(json.dumps({"uri": str(path)}).encode() for path in sorted(links.iterdir())))
+            job.start()
+            rate = _steady_rate(receiver.wait(count), count)
+            _end(job)
+            return rate, {} if flags else json.loads((job.archive / "summary.json").read_text())
 
     def _documented(self, count: int) -> dict[str, Any]:
         images, subscription = self._emulator.create(ack_deadline_seconds=60)
@@ -200,17 +188,16 @@ class Bench:
         publisher = self._emulator.publisher()
         for n in range(count):
             publisher.publish(images, self._images[n % len(self._images)], name=str(n)).result()
-        receiver = Receiver(self._emulator, results)
         command = [sys.executable, "-m", "tests.benchmarks.beam_streaming", subscription, topic, str(log)]
-        env = {**os.environ, "PUBSUB_EMULATOR_HOST": self._emulator.host, "TF_CPP_MIN_LOG_LEVEL": "3"}
-        try:
-            with running(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
-                received = receiver.wait(lambda received: len(received) >= count)
-        finally:
-            receiver.leave()
+        env = {**os.environ, "PUBSUB_EMULATOR_HOST": self._emulator.host}
+        with (
+            Receiver(self._emulator, results) as receiver,
+            running(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL),
+        ):
+            received = receiver.wait(count)
         sizes = collections.Counter(int(line) for line in log.read_text().split())
         return {
-            "documented_images_per_second": steady_rate(received, count),
+            "documented_images_per_second": _steady_rate(received, count),
             "documented_batch_sizes": {str(size): sizes[size] for size in sorted(sizes)},
         }
 
@@ -238,7 +225,15 @@ def _end(job: StreamingJob) -> None:
         raise SystemExit(f"the job ended with {code}:\n{job.output()[-2000:]}")
 
 
-def steady_rate(received: list[Received], count: int) -> float:
+def _batch_rate(images: Path) -> float:
+    output = BENCH / "out" / "batch_beside_streaming"
+    shutil.rmtree(output, ignore_errors=True)
+    subprocess.run(ours().command(images, output), check=True, capture_output=True)
+    rate: float = json.loads((output / "summary.json").read_text())["images_per_second"]
+    return rate
+
+
+def _steady_rate(received: list[Received], count: int) -> float:
     """Images/s between the first tenth and the last."""
     if len(received) < count:
         raise SystemExit(f"only {len(received)} of {count} images were answered")
@@ -247,14 +242,9 @@ def steady_rate(received: list[Received], count: int) -> float:
     return round((last - first) / (times[last] - times[first]), 2)
 
 
-def percentiles(values: list[float]) -> dict[str, float]:
-    ordered = sorted(values)
-    shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
-    return {name: round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 1) for name, share in shares.items()}
-
-
-def _many_links(count: int) -> Path:
-    return link_images(make_images(SMALL), (BENCH / f"links-{count}").resolve(), count)
+def _percentiles(values: list[float]) -> dict[str, float]:
+    shares = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
+    return {name: round(float(np.percentile(values, share)), 1) for name, share in shares.items()}
 
 
 if __name__ == "__main__":

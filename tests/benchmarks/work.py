@@ -28,33 +28,13 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return flags
 
 
-def files(folder: Path) -> list[Path]:
-    """The images of a folder, in the order of their names."""
-    return sorted(path for path in folder.iterdir() if path.is_file())
-
-
 def row(uri: str, width: int, height: int, answer: Mapping[str, Any], index: int) -> str:
-    """One image's row, as the pipeline writes it: boxes in original pixels.
-
-    Args:
-      uri: The image.
-      width: Of the image, pixels.
-      height: Of the image, pixels.
-      answer: The model's outputs as arrays; boxes are yxyx in 0..1.
-      index: The image's place in the batch.
-    """
-    count = int(answer["num"][index])
-    boxes = answer["boxes"][index][:count][:, [1, 0, 3, 2]] * [width, height, width, height]
+    """The row of an image in a batch, as the pipeline writes it: boxes yxyx in 0..1 become xyxy in pixels of the image."""
+    boxes, scores, classes = (answer[name][index][: int(answer["num"][index])] for name in ("boxes", "scores", "classes"))
+    corners = boxes[:, [1, 0, 3, 2]] * [width, height, width, height]
     detections = [
-        {
-            "box_xyxy": [round(edge, 2) for edge in box],
-            "class_id": int(class_id),
-            "class_name": f"class {int(class_id)}",
-            "confidence": round(score, 5),
-        }
-        for box, class_id, score in zip(
-            boxes.tolist(), answer["classes"][index][:count].tolist(), answer["scores"][index][:count].tolist(), strict=True
-        )
+        {"box_xyxy": box, "class_id": number, "class_name": f"class {number}", "confidence": round(score, 5)}
+        for box, score, number in zip(corners.round(2).tolist(), scores.tolist(), classes.astype(int).tolist(), strict=True)
     ]
     return json.dumps({"image": {"uri": uri, "width": width, "height": height}, "detections": detections})
 
