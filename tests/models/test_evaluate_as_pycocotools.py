@@ -13,6 +13,7 @@ from pycocotools.cocoeval import COCOeval
 
 from models.evaluate import FIGURES, evaluate
 from models.evaluate.average_precision import mean_figures, measure
+from tests.models.test_evaluate import found, row
 
 
 def random_case(seed, images=12, classes=4, most=9, grid=8, extra=6, digits=1):
@@ -52,17 +53,11 @@ def random_case(seed, images=12, classes=4, most=9, grid=8, extra=6, digits=1):
 
 
 def rows_of(truth, results):
-    rows = []
-    for image in truth["images"]:
-        found = [
-            {"box_xyxy": [x, y, x + w, y + h], "class_id": one["category_id"] - 1, "confidence": one["score"]}
-            | {"class_name": f"thing {one['category_id'] - 1}"}
-            for one in results
-            if one["image_id"] == image["id"]
-            for x, y, w, h in [one["bbox"]]
-        ]
-        rows.append({"image": {"uri": image["file_name"], "width": 640, "height": 480}, "detections": found})
-    return rows
+    found_in = {image["id"]: [] for image in truth["images"]}
+    for one in results:
+        (x, y, w, h), number = one["bbox"], one["category_id"] - 1
+        found_in[one["image_id"]].append(found(f"thing {number}", (x, y, x + w, y + h), one["score"], class_id=number))
+    return [row(image["file_name"], *found_in[image["id"]]) for image in truth["images"]]
 
 
 def by_pycocotools(truth, results):

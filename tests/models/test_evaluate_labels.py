@@ -11,7 +11,7 @@ from models.evaluate import FIGURES, evaluate
 from models.evaluate.detection_rows import RowsError
 from models.evaluate.ground_truth import read_truth
 from pipeline.write.write_labels import write_yolo as write_yolo_labels
-from tests.models.test_evaluate import error_of
+from tests.models.test_evaluate import error_of, found, row, write_lines
 
 NAMES = ["cat", "dog", "potted plant"]
 WIDTH, HEIGHT = 640, 480
@@ -24,18 +24,11 @@ COCO = {
 }
 
 
-def rows(folder="/photos", images="abc", names=NAMES):
-    def detection(number, c, box):
-        x, y, w, h = box
-        return {"box_xyxy": [x + 2, y, x + w, y + h - 1], "class_id": c, "class_name": names[c], "confidence": 0.9 - number / 10}
-
-    return [
-        {
-            "image": {"uri": f"{folder}/{image}.jpg", "width": WIDTH, "height": HEIGHT},
-            "detections": [detection(n, c, box) for n, (of, c, box) in enumerate(BOXES) if of == image],
-        }
-        for image in images
-    ]
+def rows(folder="/photos", images="abc"):
+    """What a detector finds there: the objects, a little beside their places."""
+    boxes = [(image, c, (x + 2, y, x + w, y + h - 1)) for image, c, (x, y, w, h) in BOXES]
+    objects = [(image, found(NAMES[c], box, 0.9 - n / 10, class_id=c)) for n, (image, c, box) in enumerate(boxes)]
+    return [row(f"{folder}/{image}.jpg", *(one for of, one in objects if of == image)) for image in images]
 
 
 def yolo_line(c, box):
@@ -82,14 +75,14 @@ def yolo_dataset_with_lists(top):
     return write(top / "lists.yaml", f"val: [val.txt]\nnames: {json.dumps(NAMES)}\n")
 
 
+def voc_object(c, x, y, w, h):
+    corners = f"<xmin>{x + 1}</xmin><ymin>{y + 1}</ymin><xmax>{x + w}</xmax><ymax>{y + h}</ymax>"
+    return f"<object><name>{NAMES[c]}</name><difficult>0</difficult><bndbox>{corners}</bndbox></object>"
+
+
 def voc(top):
     for image in "abc":
-        objects = "".join(
-            f"<object><name>{NAMES[c]}</name><difficult>0</difficult><bndbox><xmin>{x + 1}</xmin><ymin>{y + 1}</ymin>"
-            f"<xmax>{x + w}</xmax><ymax>{y + h}</ymax></bndbox></object>"
-            for of, c, (x, y, w, h) in BOXES
-            if of == image
-        )
+        objects = "".join(voc_object(c, *box) for of, c, box in BOXES if of == image)
         size = f"<size><width>{WIDTH}</width><height>{HEIGHT}</height><depth>3</depth></size>"
         write(top / f"Annotations/{image}.xml", f"<annotation><filename>other.png</filename>{size}{objects}</annotation>")
     return top
@@ -114,8 +107,7 @@ def test_each_form_has_the_figures_of_the_same_coco_annotations(tmp_path, form):
 
 def test_labels_without_names_have_the_classes_of_the_model(tmp_path):
     result = evaluate(rows(), write_yolo(tmp_path / "labels"))
-    assert result["classes_by"] == "class_id"
-    assert result["AP"] == pytest.approx(evaluate(rows(), COCO)["AP"])
+    assert (result["AP"], result["classes_by"]) == (pytest.approx(evaluate(rows(), COCO)["AP"]), "class_id")
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n\n \n"], ids=repr)
@@ -142,9 +134,9 @@ def test_a_difficult_object_counts_neither_as_found_nor_as_missed(tmp_path):
     voc(tmp_path)
     path = tmp_path / "Annotations/a.xml"
     path.write_text(path.read_text().replace("<difficult>0</difficult>", "<difficult>1</difficult>"))
-    found, missed = evaluate(rows(), tmp_path), evaluate(rows(images="bc"), tmp_path)
-    assert found["per_class"]["dog"] is missed["per_class"]["dog"] is None
-    assert found["per_class"]["cat"] == missed["per_class"]["cat"]
+    all_rows, without = (evaluate(each, tmp_path)["per_class"] for each in (rows(), rows(images="bc")))
+    assert all_rows["dog"] is without["dog"] is None
+    assert all_rows["cat"] == without["cat"]
 
 
 def test_labels_that_the_pipeline_wrote_for_frames_and_members_are_labels_of_these(tmp_path):
@@ -207,9 +199,9 @@ def test_a_mistake_with_labels_is_told_in_one_line(tmp_path, capsys, files, trut
     for name, text in files.items():
         write(tmp_path / "labels" / name, text)
     (tmp_path / "labels").mkdir(exist_ok=True)
-    write(tmp_path / "rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows()))
+    detections = str(write_lines(tmp_path / "rows.jsonl", rows()))
     place = truth if "://" in truth else str(tmp_path / "labels" / truth)
-    assert re.search(message, error_of(capsys, "--detections", str(tmp_path / "rows.jsonl"), "--ground-truth", place))
+    assert re.search(message, error_of(capsys, "--detections", detections, "--ground-truth", place))
 
 
 def test_sizes_are_needed_for_labels_that_are_shares(tmp_path):

@@ -112,12 +112,6 @@ def test_thresholds_have_their_defaults_where_none_is_given(colours, colours_dir
     assert signature.defaults["max_detections"].int_val == [100]
 
 
-def test_any_number_of_images_makes_a_batch(colours):
-    for count in (0, 1, 5):
-        found = run(colours.detect, images=np.repeat(BATCH[:1], count, axis=0))
-        assert found["boxes"].shape == (count, 100, 4) and found["num_detections"].shape == (count,)
-
-
 def photos():
     """Colourful images of several sizes and formats, and their pixels as TensorFlow decodes them."""
     rng = np.random.default_rng(3)

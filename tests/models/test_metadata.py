@@ -11,15 +11,14 @@ YOLO = DetectorMetadata(name="yolo", input_hw=(416, 608), resize="letterbox", cl
 
 
 def test_metadata_read_back_equals_what_was_written(tmp_path):
-    foreign = dataclasses.replace(
-        YOLO,
-        signature="serving_default",
-        box_format="yxyx",
-        classes_output="",
-        class_id_offset=1,
-        nms="pipeline",
-        value_range=(-1.0, 1.0),
-    )
+    conventions = {
+        "box_format": "yxyx",
+        "classes_output": "",
+        "class_id_offset": 1,
+        "nms": "pipeline",
+        "value_range": (-1.0, 1.0),
+    }
+    foreign = dataclasses.replace(YOLO, signature="serving_default", **conventions)
     for name, metadata in {"yolo": YOLO, "foreign": foreign}.items():
         write_metadata(str(tmp_path / name), metadata)
         assert read_metadata(str(tmp_path / name)) == metadata
@@ -40,12 +39,9 @@ def test_a_model_without_the_file_says_nothing(tmp_path):
             (json.dumps(json.loads(metadata_to_json(YOLO)) | {field: value}), f"{field}{message}")
             for field, value, message in [
                 ("resize", "crop", ": Input should be 'stretch', 'letterbox' or 'none', got 'crop'"),
-                ("input_hw", [416], ".1: Field required"),
                 ("input_hw", [416, 0], ".1: Input should be greater than 0, got 0"),
                 ("class_names", "person", ": Input should be a valid array, got 'person'"),
                 ("value_range", [0, True], ".1: Input should be a valid number, got True"),
-                ("letterbox_value", 256, ": Input should be less than or equal to 255, got 256"),
-                ("name", "", ": String should have at least 1 character, got ''"),
                 ("threshold_inputs", 1, ": Input should be a valid boolean, got 1"),
             ]
         ),

@@ -9,18 +9,11 @@ def test_a_short_loop_shows_nothing_and_gives_all(capsys):
 
 
 def test_elsewhere_than_on_a_terminal_each_state_is_a_line_of_its_own_with_an_estimate(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0)
-    monkeypatch.setattr(progress, "_LINE_SECONDS", 0)
-    assert list(progress.shown(range(4), "reading", "rows")) == [0, 1, 2, 3]
-    lines = capsys.readouterr().err.splitlines()
-    assert [line[:18] for line in lines if "/4" in line][-1] == "reading: 100% 4/4 " and "<" in lines[0]
-    assert not [line for line in lines if "\r" in line or not line.strip()]
-
-
-def test_elsewhere_than_on_a_terminal_the_first_line_comes_after_the_delay(capsys, monkeypatch):
-    """A command of several loops, each shorter than the time between two lines, shows each of them."""
+    """The first line comes after the delay: of several loops, each shorter than the time between two lines, each is shown."""
     monkeypatch.setattr(progress, "_DELAY_SECONDS", 1e-9)
-    monkeypatch.setattr(progress, "_LINE_SECONDS", 3600)
-    assert list(progress.shown(range(4), "reading", "rows")) == [0, 1, 2, 3]
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("reading:") and "/4 [00:00<" in line
+    for line_seconds, lines in ((3600, 1), (0, 4)):
+        monkeypatch.setattr(progress, "_LINE_SECONDS", line_seconds)
+        assert list(progress.shown(range(4), "reading", "rows")) == [0, 1, 2, 3]
+        shown = capsys.readouterr().err.splitlines()
+        assert len(shown) == lines
+        assert all(line.startswith("reading:") and "/4 [00:00<" in line for line in shown)
