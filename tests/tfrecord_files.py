@@ -1,5 +1,8 @@
 """TFRecord files, written by TensorFlow."""
 
+import struct
+
+import google_crc32c
 import tensorflow as tf
 
 
@@ -26,3 +29,14 @@ def write(path, *records, options=None):
         for record in records:
             writer.write(record)
     return path
+
+
+def masked(content):
+    crc = google_crc32c.value(content)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def framed(content, length=None):
+    """A record; its length may be a lie that its checksum confirms."""
+    head = struct.pack("<Q", len(content) if length is None else length)
+    return head + masked(head) + content + masked(content)

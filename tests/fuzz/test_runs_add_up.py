@@ -138,14 +138,8 @@ def version(path):
 @pytest.mark.timeout(7200)
 def test_each_image_version_has_one_row_at_the_end_whatever_ran(tmp_path, pubsub_emulator, bright_model):
     """Jobs, streams, kills and compactions in a random order."""
+    quiet = {"database": None, "report_multiple_bugs": False, "suppress_health_check": list(HealthCheck)}
     run_state_machine_as_test(
         lambda: RunsAddUp(tmp_path, pubsub_emulator, bright_model),
-        settings=settings(
-            max_examples=EXAMPLES,
-            stateful_step_count=10,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-            report_multiple_bugs=False,
-        ),
+        settings=settings(max_examples=EXAMPLES, stateful_step_count=10, **quiet),
     )
