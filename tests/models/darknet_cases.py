@@ -22,6 +22,7 @@ def yolo(mask, classes=3, extra=""):
 
 
 STEM = net() + conv(8, 3, 2) + conv(8, 3, 2, activation="mish") + conv(12, 3, 2) + conv(12, 3, 2)
+EVEN = net() + conv(8, 3, 2)
 HEAD = conv(16, extra="pad=1", activation="linear") + yolo("0,1")
 
 SMALL = {  # name -> cfg
@@ -34,11 +35,7 @@ SMALL = {  # name -> cfg
     "depthwise": STEM + conv(12, 3, 1, extra="pad=1\ngroups=12\nbatch_normalize=1", activation="relu") + HEAD,
     "depthwise stride 2": STEM + conv(12, 5, 2, extra="pad=1\ngroups=12\nbatch_normalize=1") + HEAD,
     "depthwise multiplier": STEM + conv(36, 3, 1, extra="pad=1\ngroups=12", activation="swish") + HEAD,
-    "depthwise stride 2 even": net()
-    + conv(8, 3, 2)
-    + conv(8, 3, 2, extra="pad=1\ngroups=8\nbatch_normalize=1")
-    + conv(8, 3, 8)
-    + HEAD,
+    "depthwise stride 2 even": EVEN + conv(8, 3, 2, extra="pad=1\ngroups=8\nbatch_normalize=1") + conv(8, 3, 8) + HEAD,
     **{f"activation {a}": STEM + conv(6, 3, activation=a) + HEAD for a in ("linear", "relu", "logistic", "mish", "swish")},
     **{
         f"maxpool {size}/{stride}": STEM + f"[maxpool]\nsize={size}\nstride={stride}\n" + HEAD

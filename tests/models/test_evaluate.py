@@ -131,7 +131,6 @@ SAME_NAME = truth(["x/a.jpg", "y/a.jpg"])
 ONE_ROW = [row("a.jpg")]
 REFUSED = {
     "no match": ([row("c.jpg")], truth(), r"none of 1 rows .* the rows have c.jpg; the ground truth has a.jpg, b.jpg"),
-    "fits several": ([row("z/a.jpg")], SAME_NAME, r"z/a.jpg fits 2 ground-truth images: x/a.jpg and y/a.jpg"),
     "same name": ([row("x/a.jpg"), row("y/a.jpg")], truth(), r"two rows for one .* x/a.jpg and y/a.jpg; try --match path"),
     "twice": ([*ONE_ROW, *ONE_ROW], truth(), r"two rows for one .* a.jpg and a.jpg; each image may have one row"),
     "no detections": ([{"image": {}}], truth(), r"row 1: expected \{\"image\": \{\"uri\"\}.*got KeyError: 'detections'"),

@@ -49,13 +49,8 @@ def model_dirs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def colours_dir(model_dirs):
-    return model_dirs["stretch"]
-
-
-@pytest.fixture(scope="module")
-def colours(colours_dir):
-    return tf.saved_model.load(str(colours_dir))
+def colours(model_dirs):
+    return tf.saved_model.load(str(model_dirs["stretch"]))
 
 
 def expected_detections(image, score_threshold, iou_threshold, max_detections):
@@ -100,11 +95,11 @@ def test_detect_agrees_with_the_numpy_reference_at_every_setting(colours, score_
         assert_detections(found, index, expected_detections(image, *settings.values()), max_detections)
 
 
-def test_thresholds_have_their_defaults_where_none_is_given(colours, colours_dir):
+def test_thresholds_have_their_defaults_where_none_is_given(colours, model_dirs):
     found = run(colours.detect, images=BATCH)
     assert_detections(found, 0, expected_detections(BATCH[0], 0.25, 0.45, 100), 100)
     with tf.compat.v1.Session(graph=tf.Graph()) as session:
-        signature = tf.compat.v1.saved_model.loader.load(session, ["serve"], str(colours_dir)).signature_def["detect"]
+        signature = tf.compat.v1.saved_model.loader.load(session, ["serve"], str(model_dirs["stretch"])).signature_def["detect"]
         outputs = {name: tensor.name for name, tensor in signature.outputs.items()}
         by_session = session.run(outputs, {signature.inputs["images"].name: BATCH})
     for name, value in found.items():
@@ -139,14 +134,14 @@ def test_serving_default_takes_encoded_images_and_answers_in_their_pixels(model_
 
 
 @pytest.mark.slow
-def test_tfx_bsl_runs_it_on_encoded_images(colours, colours_dir):
+def test_tfx_bsl_runs_it_on_encoded_images(colours, model_dirs):
     import apache_beam as beam
     from apache_beam.testing.util import assert_that, equal_to
     from tfx_bsl.public.beam import RunInference
     from tfx_bsl.public.proto import model_spec_pb2
 
     encoded, _ = photos()
-    spec = model_spec_pb2.InferenceSpecType(saved_model_spec=model_spec_pb2.SavedModelSpec(model_path=str(colours_dir)))
+    spec = model_spec_pb2.InferenceSpecType(saved_model_spec=model_spec_pb2.SavedModelSpec(model_path=str(model_dirs["stretch"])))
     counts = run(colours.signatures["serving_default"], image_bytes=encoded)["num_detections"].tolist()
 
     def count(keyed_log):
@@ -161,11 +156,13 @@ def test_tfx_bsl_runs_it_on_encoded_images(colours, colours_dir):
 
 
 @pytest.mark.slow
-def test_metadata_and_warm_up_request_lie_beside_the_model(colours, colours_dir):
+def test_metadata_and_warm_up_request_lie_beside_the_model(colours, model_dirs):
     from tensorflow_serving.apis import prediction_log_pb2
 
-    assert read_metadata(str(colours_dir)) == metadata()
-    records = list(tf.data.TFRecordDataset(str(colours_dir / "assets.extra" / "tf_serving_warmup_requests")).as_numpy_iterator())
+    assert read_metadata(str(model_dirs["stretch"])) == metadata()
+    records = list(
+        tf.data.TFRecordDataset(str(model_dirs["stretch"] / "assets.extra" / "tf_serving_warmup_requests")).as_numpy_iterator()
+    )
     log = prediction_log_pb2.PredictionLog.FromString(records[0])
     request = log.predict_log.request
     assert (len(records), request.model_spec.name, request.model_spec.signature_name) == (1, "colours", "serving_default")
@@ -173,7 +170,8 @@ def test_metadata_and_warm_up_request_lie_beside_the_model(colours, colours_dir)
     assert found["num_detections"].shape == (1,)
 
 
-def test_an_existing_output_is_left_alone(colours_dir):
+def test_an_existing_output_is_left_alone(model_dirs):
+    colours_dir = model_dirs["stretch"]
     before = sorted(path for path in colours_dir.rglob("*"))
     with pytest.raises(FileExistsError, match="exists already; remove it, or choose the next version number"):
         export_colours(colours_dir)

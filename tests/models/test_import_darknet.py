@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 
+import cv2
 import numpy as np
 import pytest
 
@@ -15,7 +16,7 @@ from pipeline.import_model import main
 from tests.fixtures import fixtures_dir
 from tests.models.darknet_cases import HEAD, STEM, by_opencv, net, random_values, write_weights
 
-cv2 = pytest.importorskip("cv2")
+tf = pytest.importorskip("tensorflow")
 
 CFG = STEM + HEAD
 
@@ -35,9 +36,9 @@ def arguments(folder, **changed):
     return [part for option, value in given.items() for part in (f"--{option.replace('_', '-')}", value)]
 
 
-def load(folder):
-    tf = pytest.importorskip("tensorflow")
-    return tf.saved_model.load(str(folder))
+def detected(folder, images):
+    loaded = tf.saved_model.load(str(folder))  # the function alone would lose its variables
+    return {name: value.numpy() for name, value in loaded.detect(images).items()}
 
 
 @pytest.mark.slow
@@ -48,8 +49,7 @@ def test_an_imported_model_answers_as_opencv(files, capsys):
     assert capsys.readouterr().out.startswith(said)
     assert read_metadata(str(output)) == DetectorMetadata("small", (64, 96), "stretch", ("cat", "dog", "potted plant"))
     image = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
-    loaded = load(output)
-    found = {name: value.numpy()[0] for name, value in loaded.detect(image[None]).items()}
+    found = {name: value[0] for name, value in detected(output, image[None]).items()}
     boxes, scores = by_opencv(CFG, files / "small.weights", image)
     best = scores.max(axis=1).argmax()
     assert scores[best].max() > SCORE_THRESHOLD
@@ -105,7 +105,6 @@ def test_an_input_size_that_cannot_be_is_refused(files, size, capsys):
     assert re.search(r"multiples of 32|expected one number or HEIGHTxWIDTH", capsys.readouterr().err.splitlines()[-1])
 
 
-REFERENCE = "photos_reference_opencv.json"
 MODELS = ["yolo-fastest-1.1@320", "yolo-fastest-1.1@416", "mobilenetv2-yolov3-nano-coco@320", "mobilenetv2-yolov3-nano-coco@416"]
 
 
@@ -114,15 +113,14 @@ MODELS = ["yolo-fastest-1.1@320", "yolo-fastest-1.1@416", "mobilenetv2-yolov3-na
 @pytest.mark.parametrize("model", MODELS)
 def test_real_models_find_in_photos_what_opencv_finds(model, tmp_path):
     folder = fixtures_dir()
-    expected = json.loads((folder / REFERENCE).read_text())["models"][model]
+    expected = json.loads((folder / "photos_reference_opencv.json").read_text())["models"][model]
     side = expected["input"]
     cfg, weights, names = (str(folder / path) for path in (expected["cfg"], expected["weights"], "darknet/coco.names"))
     import_darknet(cfg, weights, names, str(tmp_path / "1"), input_hw=(side, side))
     class_names = read_metadata(str(tmp_path / "1")).class_names
-    loaded = load(tmp_path / "1")
-    photos = [cv2.cvtColor(cv2.imread(str(folder / path)), cv2.COLOR_BGR2RGB) for path in expected["images"]]
+    photos = [cv2.imread(str(folder / path), cv2.IMREAD_COLOR_RGB) for path in expected["images"]]
     batch = np.stack([cv2.resize(photo, (side, side), interpolation=cv2.INTER_LINEAR) for photo in photos])
-    found = {name: value.numpy() for name, value in loaded.detect(batch).items()}
+    found = detected(tmp_path / "1", batch)
     for index, photo in enumerate(expected["images"].values()):
         wanted = photo["detections"]
         count = int(found["num_detections"][index])
