@@ -106,12 +106,11 @@ def test_what_is_no_amount_is_one_line_and_exit_code_2(argv, capsys):
 
 @pytest.mark.matrix
 def test_each_constant_is_what_a_small_real_run_takes():
-    """To within a third: names of images are longer or shorter. An archive without new rows costs nothing."""
+    """To within a third: names of images are longer or shorter."""
     command = [sys.executable, "-m", "tests.benchmarks.cost", "--storage", "4", "12"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=REPO, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     measured, of_program = json.loads(done.stdout), vars(Measured())
     names = (*_OF_ROWS, "class_b_an_image", "class_a_a_shard")
     assert {name: of_program[name] for name in names} == pytest.approx({name: measured[name] for name in names}, rel=1 / 3)
-    assert measured["idle"] == 0
     assert measured["class_a_an_image"] == pytest.approx(0, abs=0.25), "no image is written or listed by itself"

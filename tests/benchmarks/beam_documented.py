@@ -40,11 +40,11 @@ class SavedModelHandler(TFModelHandlerNumpy):
         return model
 
 
-def decode(name: str, content: bytes) -> tuple[str, np.ndarray]:
-    """An encoded image -> (what its row needs, pixels for the model)."""
-    image = Image.open(io.BytesIO(content)).convert("RGB")
+def decode(file: Any) -> tuple[str, np.ndarray]:
+    """A file -> (what the row needs, pixels for the model)."""
+    image = Image.open(io.BytesIO(file.read())).convert("RGB")
     resized = image.resize((work.SIDE, work.SIDE), Image.Resampling.BILINEAR)
-    return json.dumps([name, *image.size]), np.asarray(resized, dtype=np.float32) / 255.0
+    return json.dumps([file.metadata.path, *image.size]), np.asarray(resized, dtype=np.float32) / 255.0
 
 
 def infer(model: Any, batch: Any, _arguments: Any, model_id: str | None = None) -> Any:
@@ -67,13 +67,8 @@ def main() -> None:
     import tensorflow  # noqa: F401  its import is start-up, not work
 
     handler = KeyedModelHandler(SavedModelHandler(model_uri=args.model, inference_fn=infer))
-    with work.Work(), beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        images = (
-            pipeline
-            | MatchFiles(f"{args.images}/*")
-            | ReadMatches()
-            | beam.Map(lambda file: decode(file.metadata.path, file.read()))
-        )
+    with work.measured(), beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        images = pipeline | MatchFiles(f"{args.images}/*") | ReadMatches() | beam.Map(decode)
         rows = images | RunInference(handler) | beam.Map(to_row)
         _ = rows | WriteToText(f"{args.output}/rows", file_name_suffix=".jsonl")
 

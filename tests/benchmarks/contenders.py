@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.benchmarks.images import BENCH
 
@@ -15,21 +15,12 @@ OURS, OURS_BF16 = "ours, float32", "ours, bfloat16"
 CONFIG = "tests/benchmarks/ours.yaml"
 
 
-@dataclasses.dataclass(frozen=True)
-class Contender:
-    """One way to do the work.
+class Contender(NamedTuple):
+    """One way to do the work."""
 
-    Attributes:
-      command: (images, output) -> the command; it writes rows below `output`.
-      is_ours: Whether it is the pipeline, whose times are in its summary.json; others print theirs.
-      against: The contender whose rate its own is compared with.
-      large: Whether it also does the 12-megapixel images.
-    """
-
-    command: Callable[[Path, Path], list[str]]
-    is_ours: bool = False
-    against: str = REFERENCE
-    large: bool = True
+    command: Callable[[Path, Path], list[str]]  # (images, output) -> the command; it writes rows below `output`
+    is_ours: bool = False  # the pipeline, whose times are in its summary.json; others print theirs
+    against: str = REFERENCE  # whose rate its own is compared with
 
 
 def own_contenders() -> dict[str, Contender]:
@@ -39,16 +30,14 @@ def own_contenders() -> dict[str, Contender]:
         "Beam as documented": _module("beam_documented"),
         OURS: ours(),
         PLAIN_BF16: _module("plain_loop", "--precision", "bfloat16"),
-        OURS_BF16: dataclasses.replace(ours("--precision", "bfloat16"), against=PLAIN_BF16),
+        OURS_BF16: ours("--precision", "bfloat16")._replace(against=PLAIN_BF16),
     }
 
 
 def earlier_contenders(checkout: Path) -> dict[str, Contender]:
     """The pipeline as it is in another checkout of the project, in the same environment."""
-    return {
-        "before, float32": ours(checkout=checkout),
-        "before, bfloat16": dataclasses.replace(ours("--precision", "bfloat16", checkout=checkout), against=PLAIN_BF16),
-    }
+    in_bf16 = ours("--precision", "bfloat16", checkout=checkout)
+    return {"before, float32": ours(checkout=checkout), "before, bfloat16": in_bf16._replace(against=PLAIN_BF16)}
 
 
 def ours(*flags: str, checkout: Path | None = None, config: str = CONFIG, model: Path = BENCH / "model") -> Contender:

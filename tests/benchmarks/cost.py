@@ -17,7 +17,6 @@ import sys
 import time
 import urllib.parse
 from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,13 +29,9 @@ from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DETECTIONS
 from pipeline.results.rows import detections_table
 from pipeline.results.shards import done_keys, list_shards, parquet_bytes, publish_shard, stage_shard
-from pipeline.stream.archive import Archive, RowWriter
 from pipeline.stream.outgoing import detection_message
-from pipeline.stream.threads import RunThreads
-from tests.clock import Clock
 from tests.conftest import REPO
 from tests.emulators import new_bucket
-from tests.shard_rows import detected
 
 SAMPLES = sorted((REPO / "models" / "digits" / "samples").glob("*.jpg"))
 # https://cloud.google.com/storage/pricing#operations-by-class; what an upload sends in parts is one operation, deleting is free
@@ -98,7 +93,6 @@ def storage_operations(sizes: tuple[int, int]) -> dict[str, float]:
     seen: list[collections.Counter[str]] = []
     with counting_storage() as (bucket, counts):
         of_shards = shard_operations(f"gs://{bucket.name}/shards", counts)
-        idle = idle_operations(f"gs://{bucket.name}/archive", counts)
         for size in sizes:
             for number in range(size):
                 bucket.blob(f"in{size}/{number}.jpg").upload_from_filename(str(SAMPLES[number % len(SAMPLES)]))
@@ -111,7 +105,7 @@ def storage_operations(sizes: tuple[int, int]) -> dict[str, float]:
             seen.append(counts.copy())
             seen[-1]["class_a"] -= len(list_shards(output)) * int(of_shards["class_a_a_shard"]) // 2  # in one process
     a, b = ((seen[1][name] - seen[0][name]) / (sizes[1] - sizes[0]) for name in ("class_a", "of_images"))
-    return {**of_shards, "idle": idle, "class_a_an_image": a, "class_b_an_image": b}
+    return {**of_shards, "class_a_an_image": a, "class_b_an_image": b}
 
 
 def shard_operations(folder: str, counts: collections.Counter[str]) -> dict[str, float]:
@@ -126,19 +120,6 @@ def shard_operations(folder: str, counts: collections.Counter[str]) -> dict[str,
     done_keys(folder, _VERSION)
     of_keys = counts - before - listed
     return {"class_a_a_shard": float(staged["class_a"]), "class_b_of_keys": float(of_keys["class_b"])}
-
-
-def idle_operations(folder: str, counts: collections.Counter[str]) -> float:
-    """Operations of a stream's archive in one process in a hundred windows without a row, after one with rows."""
-    clock = Clock()
-    archive = Archive(RowWriter(folder, "run"), 10.0, RunThreads(), SimpleNamespace(hold=len, end_hold=len), clock)
-    archive.add([detected("a")])
-    for windows in (1, 100):
-        before = counts.copy()
-        for _ in range(windows):
-            clock.now += 60.0
-            archive.write_if_over()
-    return float((counts - before).total())
 
 
 def shard_bytes() -> dict[str, float]:

@@ -21,19 +21,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
 import cv2
 import numpy as np
+import pytest
 
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ReadConfig, WriteConfig
@@ -47,7 +47,7 @@ from pipeline.results.completion import RowVersion
 from pipeline.results.run import Run
 from pipeline.write.write_shards import Results, WriteShards
 from tests.benchmarks.results import table
-from tests.emulators import forget_detectors, running_gcs_emulator
+from tests.emulators import new_bucket, running_gcs_emulator
 
 HW = (416, 416)
 OBJECTS = 10
@@ -59,19 +59,14 @@ _SCORES = np.linspace(0.9, 0.5, OBJECTS, dtype=np.float32)
 
 
 class FreeEngine:
-    """An engine that finds ten objects in no time, or in a given one.
-
-    Attributes:
-      seconds: Of 32 images.
-      worked: (begin, end) of each batch, by the monotonic clock.
-    """
+    """An engine that finds ten objects in no time, or in a given one."""
 
     batch_sizes = (1, 2, 4, 8, 16, 32)
     concurrent_batches = 1
 
     def __init__(self) -> None:
-        self.seconds = 0.0
-        self.worked: list[tuple[float, float]] = []
+        self.seconds = 0.0  # of 32 images
+        self.worked: list[tuple[float, float]] = []  # begin and end of each batch, by the monotonic clock
 
     def run(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
         """Finds the objects."""
@@ -134,17 +129,11 @@ def loop(folder: Path) -> float:
 @contextmanager
 def uploaded(folder: Path) -> Iterator[str]:
     """The images on the emulator of Cloud Storage."""
-    from google.cloud import storage
-
-    with running_gcs_emulator() as url:
-        forget_detectors()  # the environment of their feeder processes names no emulator
-        os.environ["STORAGE_EMULATOR_HOST"] = url
-        client = storage.Client.create_anonymous_client()
-        client.project = "test"
-        bucket = client.create_bucket("images")
+    with running_gcs_emulator() as url, pytest.MonkeyPatch.context() as patch:
+        bucket = new_bucket(url, patch)
         for path in folder.iterdir():
             bucket.blob(path.name).upload_from_filename(str(path))
-        yield "gs://images/"
+        yield f"gs://{bucket.name}/"
 
 
 def cpu_of(images: str, output: str) -> float:
@@ -166,9 +155,8 @@ def measure(name: str, folder: Path, images: str, output: str, rounds: int) -> d
         began = time.monotonic()
         cpu = cpu_of(images, output) - started
         wall = time.monotonic() - began
-        worked = ENGINE.worked
-        span = max(end for _, end in worked) - min(begin for begin, _ in worked)
-        figures.append((cpu * 1e3 / (count - 1), count / wall, of_loop, sum(end - begin for begin, end in worked) / span))
+        begins, ends = np.transpose(ENGINE.worked)
+        figures.append((cpu * 1e3 / (count - 1), count / wall, of_loop, (ends - begins).sum() / (ends.max() - begins.min())))
     cpu_ms, rate, of_loop, busy = (statistics.median(column) for column in zip(*figures, strict=True))
     return {
         "name": name,
@@ -186,28 +174,19 @@ def main() -> None:
     parser.add_argument("--only", choices=SIZES)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    found = []
+    found, rows = [], []
     with tempfile.TemporaryDirectory() as temporary:
-        for name, (wh, count) in SIZES.items():
+        for name in [args.only] if args.only else SIZES:
+            wh, count = SIZES[name]
             folder = Path(temporary, f"{wh[0]}x{wh[1]}")
-            if args.only in (None, name):
-                if not folder.exists():
-                    make_images(folder, wh, count)
-                if name == "storage":
-                    with uploaded(folder) as images:
-                        found.append(measure(name, folder, images, temporary, args.rounds))
-                else:
-                    found.append(measure(name, folder, f"{folder}/", temporary, args.rounds))
-    rows = [
-        [
-            each["name"],
-            f"{each['detecting_cpu_ms']:.3f}",
-            f"{each['images_per_second']:.0f}",
-            f"{each['images_per_second'] / each['loop_images_per_second']:.2f}",
-            "" if each["busy"] is None else f"{each['busy']:.2f}",
-        ]
-        for each in found
-    ]
+            if not folder.exists():
+                make_images(folder, wh, count)
+            with uploaded(folder) if name == "storage" else nullcontext(f"{folder}/") as images:
+                found.append(measure(name, folder, images, temporary, args.rounds))
+    for each in found:
+        rate, busy = each["images_per_second"], "" if each["busy"] is None else f"{each['busy']:.2f}"
+        of_loop = f"{rate / each['loop_images_per_second']:.2f}"
+        rows.append([each["name"], f"{each['detecting_cpu_ms']:.3f}", f"{rate:.0f}", of_loop, busy])
     print(table(["images", "CPU-ms of the detecting process", "images/s", "of the loop's", "busy"], rows))
     if args.json:
         args.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

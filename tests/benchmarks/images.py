@@ -37,14 +37,7 @@ def make_images(kind: str) -> Path:
 
 
 def link_images(source: Path, target: Path, count: int, per_folder: int = 0) -> Path:
-    """A folder with `count` hard links to the images of another one, again and again under new names.
-
-    Args:
-      source: Where the images are.
-      target: The folder to make; left alone where it is.
-      count: Number of links.
-      per_folder: Links in one subfolder; 0: no subfolders.
-    """
+    """A folder with `count` hard links to images, again and again, in subfolders of `per_folder`; made if it is not there."""
     if not target.exists():
         images = sorted(source.glob("*.jpg"))
         for number in range(count):

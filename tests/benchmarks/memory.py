@@ -10,7 +10,6 @@ second in which Beam builds its graph does not hide in the rate of 1,000 images.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 
 from tests.benchmarks import results
 from tests.benchmarks.contenders import ours
@@ -32,12 +31,12 @@ def main() -> None:
     make_model()
     sizes = list(map(int, args.sizes.split(",")))
     names = [f"{size} images" for size in sizes]
-    contender, runs = dataclasses.replace(ours("--precision", args.precision), against=names[0]), []
+    contender, runs = ours("--precision", args.precision)._replace(against=names[0]), []
     for number in range(args.rounds):
         for name, size in zip(names, sizes, strict=True):
             images = link_images(make_images(SMALL), BENCH / f"many-{size}", size, _PER_FOLDER)
             (run,) = run_rounds({name: contender}, images, size, 1, BENCH / "out" / "many")
-            runs.append(dataclasses.replace(run, round=number))
+            runs.append(run._replace(round=number))
     print(f"\n### Many images, {args.precision}\n\n{results.machine()}\n")
     print(results.runs_table(runs, dict.fromkeys(names, contender), {}, beside=names[0]), flush=True)
 

@@ -14,43 +14,41 @@ The dry run takes the same steps with the bundled digits on a CPU, small. It is 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import shutil
 import statistics
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
 
 from models import digits
 from models.darknet.network import parse_network
 from models.import_darknet import import_darknet
-from pipeline.config import DetectConfig, ModelConfig
+from pipeline.config import DetectConfig, ModelConfig, load_config
 from pipeline.config.setting import ENGINES
 from pipeline.detect import tensorflow_setup
 from pipeline.detect.batcher import Batcher
-from pipeline.detect.engine import Engine, OutOfMemory
+from pipeline.detect.engine import FunctionEngine, OutOfMemory
 from pipeline.detect.load_model import load
 from pipeline.errors import UserError
 from pipeline.feed.fit import ModelInput, fit
 from pipeline.limits import available_cpus
 from tests.benchmarks import results
-from tests.benchmarks.contenders import Contender
+from tests.benchmarks.contenders import CONFIG, Contender, ours
 from tests.benchmarks.images import BENCH, SMALL, link_images, make_images
 from tests.benchmarks.model import make_model
 from tests.benchmarks.rounds import Run, run_once
 from tests.models.darknet_cases import random_values, write_weights
 from tests.onnx_files import write_yolo
 
-_CONFIG = "tests/benchmarks/ours.yaml"  # of YOLOv4-tiny
 _BOUND_MB = 2048  # of memory, for a model that takes less, and for batches that take more
 _SIZES, _LARGE_SIZES = (1, 2, 4, 8), (1, 8, 64, 512)
 
@@ -64,77 +62,47 @@ class Model(NamedTuple):
 
     def config(self) -> ModelConfig:
         """The same for `load`."""
-        config = yaml.safe_load(Path(self.described_by).read_text(encoding="utf-8"))["model"] if self.described_by else {}
-        given = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
-        return ModelConfig(**given | {"path": self.path})
+        return load_config([self.described_by] if self.described_by else [], {"model.path": self.path}).model
 
     def job(self, *flags: str) -> Contender:
         """The job that detects with it."""
-        given = ["--config", self.described_by] if self.described_by else []
-
-        def command(images: Path, output: Path) -> list[str]:
-            places = ["--input", str(images.resolve()), "--output", str(output.resolve()), "--model", self.path]
-            return [sys.executable, "-m", "pipeline.run", *given, *places, *flags]
-
-        return Contender(command, is_ours=True, env={})
+        return ours(*flags, config=self.described_by, model=Path(self.path))
 
 
 class Machine(NamedTuple):
-    """What is tried: a detector, on a folder of so many images. Without GPUs it is a dry run."""
+    """What is tried: a detector on a device, on a folder of so many images. Without GPUs it is a dry run."""
 
     gpus: int
+    device: str
     model: Model
     images: Path
     count: int
 
-    @property
-    def device(self) -> str:
-        """The device of the steps."""
-        return "gpu" if self.gpus else "cpu"
 
+@contextlib.contextmanager
+def watched(gpus: int) -> Iterator[list[tuple[float, float, float]]]:
+    """Samples the GPUs while its block runs: when, per cent of the busiest, MB in use of all."""
+    samples, ended = [], threading.Event()
 
-class Scarce:
-    """An engine that runs out of memory with more than two images: a GPU's behaviour, without one."""
-
-    def __init__(self, engine: Engine):
-        self.batch_sizes, self.concurrent_batches = engine.batch_sizes, engine.concurrent_batches
-        self._engine, self.close = engine, engine.close
-
-    def run(self, pixels: np.ndarray) -> Mapping[str, np.ndarray]:
-        """Runs one or two images."""
-        if len(pixels) > 2:
-            raise OutOfMemory(f"{len(pixels)} images")
-        return self._engine.run(pixels)
-
-
-class Watch:
-    """Samples the GPUs while its block runs."""
-
-    def __init__(self, gpus: int):
-        self._samples: list[tuple[float, float, float]] = []  # when, per cent of the busiest, MB in use of all
-        self._gpus = gpus
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def row(self, run: Run) -> list[str]:
-        """Share of a run's work in which the GPU was busy, and most memory."""
-        within = [each for each in self._samples if run.started_at <= each[0] <= run.started_at + run.work_seconds]
-        if not within:
-            return ["", ""]
-        return [f"{statistics.mean(busy for _, busy, _ in within) / 100:.2f}", f"{max(mb for *_, mb in within):.0f}"]
-
-    def _sample(self) -> None:
-        while self._gpus and not self._ended.wait(0.1):
+    def sample() -> None:
+        while gpus and not ended.wait(0.1):
             rows = np.array([[float(part) for part in line.split(",")] for line in _nvidia("utilization.gpu,memory.used")])
-            self._samples.append((time.time(), float(rows[:, 0].max()), float(rows[:, 1].sum())))
+            samples.append((time.time(), float(rows[:, 0].max()), float(rows[:, 1].sum())))
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(sample)
+        try:
+            yield samples
+        finally:
+            ended.set()
+
+
+def _busy_and_memory(samples: Sequence[tuple[float, float, float]], run: Run) -> list[str]:
+    """Share of a run's work in which the GPU was busy, and most memory."""
+    within = [each for each in samples if run.started_at <= each[0] <= run.started_at + run.work_seconds]
+    if not within:
+        return ["", ""]
+    return [f"{statistics.mean(busy for _, busy, _ in within) / 100:.2f}", f"{max(mb for *_, mb in within):.0f}"]
 
 
 def _nvidia(query: str) -> list[str]:
@@ -172,8 +140,15 @@ def sizes_left(model: Model, device: str) -> tuple[int, ...]:
     if device == "gpu":
         detect = DetectConfig(device=device, gpu_memory_mb=_BOUND_MB, batch_sizes=_LARGE_SIZES)
         return load(model.config(), detect).engine.batch_sizes
-    loaded = load(model.config(), DetectConfig(device=device, batch_sizes=_SIZES))
-    batcher = Batcher(Scarce(loaded.engine.engine), loaded.metadata.graph_hw)
+    detect = DetectConfig(device=device, batch_sizes=_SIZES)
+    loaded = load(model.config(), detect)
+
+    def with_memory_for_two(pixels: np.ndarray) -> Mapping[str, np.ndarray]:
+        if len(pixels) > 2:
+            raise OutOfMemory(f"{len(pixels)} images")
+        return loaded.engine.engine.run(pixels)
+
+    batcher = Batcher(FunctionEngine(with_memory_for_two, detect), loaded.metadata.graph_hw)
     batcher.warm_up()
     return batcher.batch_sizes
 
@@ -244,10 +219,10 @@ def speeds(machine: Machine, models: Sequence[tuple[Model, str]]) -> list[list[s
 
 def _speed(machine: Machine, model: Model, engine: str) -> list[str]:
     device = "cpu" if engine == "openvino" else "auto"
-    with Watch(machine.gpus) as watch:
+    with watched(machine.gpus) as samples:
         run = _run(f"{model.title} {engine}", model.job("--engine", engine, "--device", device), machine)
     loop = in_child(plain_loop, model, engine, device, machine.images)
-    return [f"{run.images_per_second:.1f}", f"{run.images_per_second / loop:.2f}", *watch.row(run)]
+    return [f"{run.images_per_second:.1f}", f"{run.images_per_second / loop:.2f}", *_busy_and_memory(samples, run)]
 
 
 def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -259,10 +234,10 @@ def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _yolov4(cfg: Path, weights: Path | None) -> Model:
-    folder = BENCH / "yolov4-608" / "1"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    names, made, text = folder.parent / "names", folder.parent / "random.weights", cfg.read_text()
+    folder, text = BENCH / "yolov4-608" / "1", cfg.read_text()
+    shutil.rmtree(folder.parent, ignore_errors=True)
+    folder.parent.mkdir(parents=True)
+    names, made = folder.parent / "names", folder.parent / "random.weights"
     names.write_text("".join(f"class {number}\n" for number in range(parse_network(text).classes)))
     if weights is None:
         write_weights(made, random_values(text))
@@ -283,12 +258,12 @@ def main() -> None:
     count = args.images or (4096 if names else 16)
     source = make_images(SMALL) if names else Path(digits.FOLDER, "samples")
     images = link_images(source, BENCH / f"on-gpu-{source.name}-{count}", count)
-    model = Model("YOLOv4-tiny", str(in_child(make_model).resolve()), _CONFIG) if names else Model("digits", digits.FOLDER)
+    model = Model("YOLOv4-tiny", str(in_child(make_model).resolve()), CONFIG) if names else Model("digits", digits.FOLDER)
     onnx = args.onnx or Path(write_yolo(BENCH / "toy.onnx"))
     models = [(Model(onnx.stem, str(onnx)) if engine == "onnxruntime" else model, engine) for engine in ENGINES]
     if args.cfg:
         models.append((in_child(_yolov4, args.cfg, args.weights), "tensorflow"))
-    machine = Machine(len(names), model, images, count)
+    machine = Machine(len(names), "gpu" if names else "cpu", model, images, count)
     found = ", ".join(names) or "DRY RUN without a GPU: it shows that the steps work, and nothing of a GPU"
     print(f"\n{found}; {results.machine()}")
     print("\n" + results.table(["what", "expected", "got"], [[str(each) for each in row] for row in checks(machine)]))

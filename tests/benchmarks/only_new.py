@@ -23,7 +23,6 @@ from tests.benchmarks.images import BENCH
 from tests.benchmarks.results import table
 from tests.shard_rows import VERSION, detected, write_rows
 
-_SIZES = "1000000,5000000"
 _PER_FOLDER = 1000
 _PER_SHARD = 100_000
 _WAYS = ("list", "new")
@@ -32,13 +31,13 @@ _WAYS = ("list", "new")
 def main() -> None:
     """Makes what is missing, runs each way and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", default=_SIZES)
+    parser.add_argument("--sizes", default="1000000,5000000")
     parser.add_argument("--share", type=float, default=0.99, help="of the images that have a row")
     parser.add_argument("--one", choices=_WAYS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     sizes = list(map(int, args.sizes.split(",")))
     if args.one:
-        measure(args.one, *_made(sizes[0], args.share))
+        measure(args.one, *_make(sizes[0], args.share))
         return
     header, rows = ["images", "way", "CPU s", "us an image", "beside listing", "images out", "peak MB"], []
     for size in sizes:
@@ -80,13 +79,9 @@ def measure(way: str, images: Path, output: Path) -> None:
     print(time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
-def _made(size: int, share: float) -> tuple[Path, Path]:
-    return BENCH / f"listed-{size}", BENCH / f"shards-{size}-{share:g}"
-
-
-def _make(size: int, share: float) -> None:
-    """Makes the files and their rows where they are not there yet."""
-    images, output = _made(size, share)
+def _make(size: int, share: float) -> tuple[Path, Path]:
+    """The folders of the files and of their rows, made where they are not there yet."""
+    images, output = BENCH / f"listed-{size}", BENCH / f"shards-{size}-{share:g}"
     if not (listed := images.with_suffix(".made")).exists():
         for number in range(size):
             path = images / f"{number // _PER_FOLDER:05d}" / f"{number:08d}.jpg"
@@ -97,6 +92,7 @@ def _make(size: int, share: float) -> None:
     if not (output / "made").exists():
         _write_rows(images, output, int(size * share))
         (output / "made").touch()
+    return images, output
 
 
 def _write_rows(images: Path, output: Path, rows: int) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import psutil
@@ -17,23 +17,14 @@ from tests.processes import end_group, running
 _SAMPLE_SECONDS = 0.5
 
 
-@dataclasses.dataclass
-class Watched:
-    """A command that has ended.
+class Watched(NamedTuple):
+    """A command that has ended."""
 
-    Attributes:
-      exit_code: Its exit code; negative where a signal ended it.
-      output: What it wrote to stdout and stderr.
-      started_at: When its process started, seconds since the epoch.
-      peak_rss_mb: Highest sum of the resident memory of its processes (pages that they share count once for each).
-      samples: (time, CPU seconds of its processes until then).
-    """
-
-    exit_code: int
-    output: str
-    started_at: float
-    peak_rss_mb: float
-    samples: list[tuple[float, float]]
+    exit_code: int  # negative where a signal ended it
+    output: str  # on stdout and stderr
+    started_at: float  # seconds since the epoch
+    peak_rss_mb: float  # highest sum of its processes' resident memory; pages that they share count for each
+    samples: list[tuple[float, float]]  # time, CPU seconds of its processes until then
 
     def cpu_seconds(self, start: float, end: float) -> float:
         """CPU seconds (user and system) that its processes used between two times."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.benchmarks import work
 from tests.benchmarks.contenders import Contender
@@ -18,39 +17,22 @@ from tests.benchmarks.process_tree import Watched, watch
 _TIMEOUT_SECONDS = 1800.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """One run of one contender.
-
-    Attributes:
-      contender: Its name.
-      round: Number of the round, from 0.
-      images: Images with a row.
-      images_per_second: Over the work; start-up and loading the model are not in it.
-      started_at: When the work started, seconds since the epoch.
-      work_seconds: From the start of the work to its last row.
-      startup_seconds: From the start of the process to the start of the work, and loading the model.
-      peak_rss_mb: Highest resident memory of the process tree.
-      cpu_seconds_per_image: User and system time of the process tree during the work; loading the model is not in it.
-    """
+class Run(NamedTuple):
+    """One run of one contender. Start-up and loading the model are not in its work."""
 
     contender: str
-    round: int
-    images: int
-    images_per_second: float
-    started_at: float
-    work_seconds: float
-    startup_seconds: float
-    peak_rss_mb: float
-    cpu_seconds_per_image: float
+    round: int  # from 0
+    images: int  # with a row
+    images_per_second: float  # over the work
+    started_at: float  # when the work started, seconds since the epoch
+    work_seconds: float  # until the last row
+    startup_seconds: float  # from the start of the process to the work, and loading the model
+    peak_rss_mb: float  # highest resident memory of the process tree
+    cpu_seconds_per_image: float  # user and system time of the process tree during the work
 
 
 def run_rounds(contenders: Mapping[str, Contender], images: Path, count: int, rounds: int, output: Path) -> list[Run]:
-    """Runs all contenders in turn, `rounds` times, over a folder of `count` images; `output` gets a folder of each.
-
-    Raises:
-      SystemExit: One ended with an error, or has a row for fewer images.
-    """
+    """Runs all contenders in turn, `rounds` times, over a folder of `count` images; `output` gets a folder of each."""
     runs = []
     for number in range(rounds):
         for name, contender in contenders.items():
@@ -68,11 +50,7 @@ def run_rounds(contenders: Mapping[str, Contender], images: Path, count: int, ro
 
 
 def run_once(name: str, contender: Contender, number: int, images: Path, output: Path) -> Run:
-    """Runs one contender once, over a fresh folder for its output.
-
-    Raises:
-      SystemExit: It ended with an error, after half an hour, or without rows.
-    """
+    """Runs one contender once, over a fresh folder for its output; without rows, or after half an hour, all ends."""
     shutil.rmtree(output, ignore_errors=True)
     (output / "detections").mkdir(parents=True)
     log = BENCH / "logs" / f"{_file_name(name)}.log"

@@ -1,6 +1,6 @@
 """Measures the streaming job on Google's Pub/Sub emulator: `python -m tests.benchmarks.streaming [WHAT …] [--quick]`.
 
-    throughput   images/s of a backlog, beside the batch job and the streaming pipeline that Beam's documentation suggests
+    throughput   images/s of a backlog, beside the batch job
     latency      p50 and p99 from publishing to receiving, for one image alone and at half of the throughput
 
 Publisher, emulator (Java), job and receivers share this machine's cores. Figures go to `.bench/streaming.json`.
@@ -9,17 +9,14 @@ Publisher, emulator (Java), job and receivers share this machine's cores. Figure
 from __future__ import annotations
 
 import argparse
-import collections
 import contextlib
 import datetime
 import json
 import operator
-import os
 import shutil
 import signal
 import statistics
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -32,7 +29,6 @@ from tests.benchmarks.contenders import CONFIG, ours
 from tests.benchmarks.images import BENCH, SMALL, link_images, make_images
 from tests.benchmarks.model import make_model
 from tests.emulators import PubSubEmulator, running_pubsub_emulator
-from tests.processes import running
 from tests.streaming_job import StreamingJob
 
 _STALL_SECONDS = 150.0  # a job on a cluster takes a minute to begin
@@ -114,7 +110,6 @@ class Bench:
             batch_rates.append(_batch_rate(links))
             without.append(self._backlog(links, count, "--archive", "")[0])
         self._rate = statistics.median(rates)
-        documented = self._documented(64 if self._quick else 512)
         return {
             "images_per_second": rates,
             "batch_sizes": summary["batch_sizes"],
@@ -122,8 +117,6 @@ class Bench:
             "share_of_batch": round(statistics.median(map(operator.truediv, rates, batch_rates)), 3),
             "without_archive_images_per_second": without,
             "with_to_without_archive": round(statistics.median(map(operator.truediv, rates, without)), 3),
-            **documented,
-            "times_documented": round(self._rate / documented["documented_images_per_second"], 2),
         }
 
     def latency(self) -> dict[str, Any]:
@@ -179,27 +172,6 @@ class Bench:
             rate = _steady_rate(receiver.wait(count), count)
             _end(job)
             return rate, {} if flags else json.loads((job.archive / "summary.json").read_text())
-
-    def _documented(self, count: int) -> dict[str, Any]:
-        images, subscription = self._emulator.create(ack_deadline_seconds=60)
-        topic, results = self._emulator.create()
-        log = BENCH / "out" / "documented_batches"
-        log.unlink(missing_ok=True)
-        publisher = self._emulator.publisher()
-        for n in range(count):
-            publisher.publish(images, self._images[n % len(self._images)], name=str(n)).result()
-        command = [sys.executable, "-m", "tests.benchmarks.beam_streaming", subscription, topic, str(log)]
-        env = {**os.environ, "PUBSUB_EMULATOR_HOST": self._emulator.host}
-        with (
-            Receiver(self._emulator, results) as receiver,
-            running(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL),
-        ):
-            received = receiver.wait(count)
-        sizes = collections.Counter(int(line) for line in log.read_text().split())
-        return {
-            "documented_images_per_second": _steady_rate(received, count),
-            "documented_batch_sizes": {str(size): sizes[size] for size in sorted(sizes)},
-        }
 
 
 def main() -> None:

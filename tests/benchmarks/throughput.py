@@ -5,12 +5,10 @@
     python -m tests.benchmarks.throughput --rounds 1 --only ours,plain --count 64    # while developing
 
 Measured: from the start of the work to the last row written. Not in it: interpreter and library start, loading and warming
-the model (both are shown as start-up), and, for the pipeline, writing summary and report. Ratios are taken within a round;
-medians over rounds, with the least and the most. The machine has to be quiet.
+the model (both are shown as start-up), and, for the pipeline, writing summary and report. The machine has to be quiet.
 
 Agreement is the share of detections (2 x matched / all of both, same class, IoU >= 0.5) that a contender has in common with
-the plain loop at float32. Those that decode or resize with other libraries see other pixels, and random weights make much of
-that: it shows who does the same work, not who is right.
+the plain loop at float32. Other libraries decode and resize to other pixels, and random weights make much of that.
 """
 
 from __future__ import annotations
@@ -31,44 +29,31 @@ _TITLES = {SMALL: "JPEGs of about 640x480", LARGE: "JPEGs of 12 megapixels"}
 
 def main() -> None:
     """Runs the rounds and prints the tables."""
-    args = _parser().parse_args()
-    make_model()
-    everyone = own_contenders()
-    if args.before:
-        everyone |= earlier_contenders(args.before)
-    wanted = {n: c for n, c in everyone.items() if not args.only or any(part in n for part in args.only.split(","))}
-    for kind in args.images.split(","):
-        _measure(kind, {name: c for name, c in wanted.items() if kind == SMALL or c.large}, args)
-
-
-def _measure(kind: str, contenders: Mapping[str, Contender], args: argparse.Namespace) -> None:
-    count = min(args.count or COUNTS[kind], COUNTS[kind])
-    images = make_images(kind)
-    if count < COUNTS[kind]:
-        images = link_images(images, BENCH / f"{kind}-{count}", count)
-    output = BENCH / "out" / kind
-    runs = run_rounds(contenders, images, count, args.rounds, output)
-    agreement = _agreement(contenders, output)
-    print(f"\n### {count} {_TITLES[kind]}\n\n{results.machine()}\n")
-    print(results.runs_table(runs, contenders, agreement), flush=True)
-
-
-def _agreement(contenders: Mapping[str, Contender], output: Path) -> dict[str, float]:
-    """With the reference, from each contender's last rows."""
-    if REFERENCE not in contenders:
-        return {}
-    rows = {name: str(output_of(output, name) / "detections") for name in contenders}
-    return {name: compare(rows[name], rows[REFERENCE])["agreement"] for name in contenders}
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="contenders whose names contain one of these parts, with commas")
     parser.add_argument("--images", default=f"{SMALL},{LARGE}", help="which images (default: %(default)s)")
     parser.add_argument("--count", type=int, default=0, help="only the first so many images")
     parser.add_argument("--before", type=Path, metavar="FOLDER", help="also the pipeline of another checkout of the project")
-    return parser
+    args = parser.parse_args()
+    make_model()
+    everyone = own_contenders() | (earlier_contenders(args.before) if args.before else {})
+    wanted = {n: c for n, c in everyone.items() if any(part in n for part in args.only.split(","))}
+    for kind in args.images.split(","):
+        _measure(kind, wanted, args.count, args.rounds)
+
+
+def _measure(kind: str, contenders: Mapping[str, Contender], most: int, rounds: int) -> None:
+    count = min(most or COUNTS[kind], COUNTS[kind])
+    images = make_images(kind)
+    if count < COUNTS[kind]:
+        images = link_images(images, BENCH / f"{kind}-{count}", count)
+    output = BENCH / "out" / kind
+    runs = run_rounds(contenders, images, count, rounds, output)
+    rows = {name: str(output_of(output, name) / "detections") for name in contenders}
+    agreement = {name: compare(rows[name], rows[REFERENCE])["agreement"] for name in rows if REFERENCE in rows}
+    print(f"\n### {count} {_TITLES[kind]}\n\n{results.machine()}\n")
+    print(results.runs_table(runs, contenders, agreement), flush=True)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ up. A framework that loads the model lazily notes when it did.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +40,12 @@ def row(uri: str, width: int, height: int, answer: Mapping[str, Any], index: int
     return json.dumps({"image": {"uri": uri, "width": width, "height": height}, "detections": detections})
 
 
-class Work:
-    """The time of one run's work; prints it as a line for the driver when left without an error."""
-
-    def __enter__(self) -> Work:
-        self._started_at = time.time()
-        return self
-
-    def __exit__(self, kind: Any, *_: object) -> None:
-        if kind is None:
-            print(RESULT + json.dumps({"started_at": self._started_at, "finished_at": time.time(), "loads": _LOADS}), flush=True)
+@contextlib.contextmanager
+def measured() -> Iterator[None]:
+    """Its block is one run's work, whose times it prints as a line for the driver unless an error comes."""
+    started_at = time.time()
+    yield
+    print(RESULT + json.dumps({"started_at": started_at, "finished_at": time.time(), "loads": _LOADS}), flush=True)
 
 
 def note_load(started_at: float) -> None:
