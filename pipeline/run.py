@@ -87,7 +87,7 @@ def _run(argv: Sequence[str], started_at: float) -> int:
 
 
 class _Parser(CommandParser):
-    """A parser whose errors reach whoever is notified, too."""
+    """A parser whose errors are those of a config."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see --help")

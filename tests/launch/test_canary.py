@@ -1,4 +1,4 @@
-"""A canary in a stream as a user runs it, in a process of its own."""
+"""A canary in jobs as a user runs them, each in a process of its own."""
 
 import json
 import signal
@@ -40,3 +40,12 @@ def test_a_stream_has_a_canary_whose_figures_stand_in_its_summary_and_report(pub
     shown = (canary["version"], canary["stable"], canary["images"], canary["failed"], canary["agreement"])
     assert shown == ("8", "7", chosen, 0, 1.0 if chosen else None)
     assert "<h2>Canary</h2>" in (job.archive / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_batch_job_that_is_done_before_its_canary_is_loaded_prints_why_it_met_no_image(run_job, tmp_path, out, model):
+    write_images(tmp_path / "in", *NAMES)
+    flags = ("--model-version", "stable", "--model-poll-s", 600)
+    code, printed, error = run_job("--input", tmp_path / "in", "--output", out, "--model", model, *flags)
+    assert code == 0 and "model detector: canary 8: 0 images: it is not loaded yet" in error
+    assert "  canary 8: 0 images: it is not loaded yet\n" in printed
+    assert json.loads((out / "summary.json").read_text())["canary"]["why_no_images"] == "it is not loaded yet"

@@ -98,13 +98,15 @@ def test_a_dry_run_in_which_no_image_can_be_detected_in_ends_with_1(images, argu
 
 
 def test_a_dry_run_prints_what_it_would_do_also_where_a_name_is_no_unicode(arguments, out, tmp_path, run_job):
-    """The images, the model and that nothing is written. In a process of its own: standard output is strict there."""
-    write_bright_image(tmp_path / "in" / "a.png", (640, 480), BOX)
-    (tmp_path / "in" / "a.png").rename(tmp_path / "in" / "caf\udce9.png")
-    code, printed, error = run_job(*arguments, "--dry-run")
+    """The images, their days, the model and that nothing is written. In a process of its own, where standard output is strict."""
+    folder = tmp_path / "in" / "2026-11-20"
+    write_bright_image(folder / "a.png", (640, 480), BOX)
+    (folder / "a.png").rename(folder / "caf\udce9.png")
+    code, printed, error = run_job("--input", tmp_path / "in" / "{date}", *arguments[2:], "--dates=2026-11-20", "--dry-run")
     assert (code, error) == (0, "")
-    assert f"tried    {tmp_path}/in/caf\\udce9.png: 640x480, 1 objects" in printed
-    assert "1 images" in printed and "bright 3, 128x96 stretch" in printed and "nothing was written" in printed
+    assert f"tried    {folder}/caf\\udce9.png: 640x480, 1 objects" in printed
+    assert "1 images" in printed and "         of 2026-11-20\n" in printed
+    assert "bright 3, 128x96 stretch" in printed and "nothing was written" in printed
     assert not out.exists()
 
 

@@ -18,9 +18,12 @@ QUICK = ("--model-poll-s", 0.2, "--score-threshold", 0)
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Version 6, which is none, version 8, and versions 7, 9 and 11, which take their time."""
+    """Version 6, which is none, version 8, and versions 7, 9 and 11, which take their time.
+
+    Those of the batch job take long enough that a busy machine has loaded the next version before it has no image left.
+    """
     folder = tmp_path_factory.mktemp("saved")
-    for version, call_ms in ((6, 0), (7, 200), (8, 0), (9, 200), (11, 200)):
+    for version, call_ms in ((6, 0), (7, 200), (8, 0), (9, 600), (11, 600)):
         save_version(folder, version, call_ms=call_ms)
     (folder / "6" / "saved_model.pb").write_bytes(b"no model")
     return folder
@@ -46,8 +49,8 @@ def test_a_batch_job_refuses_a_version_takes_the_next_and_rolls_back(saved, tmp_
     write_work(tmp_path / "in", images=4000, image_wh=(64, 48))
     for version in (8, 9):
         release(saved, model, version)
-    arguments = ["--input", tmp_path / "in", "--output", out, "--model", model, "--concurrent-batches", 1, *QUICK]
-    with ForkedJob([*arguments, "--shard-seconds", 0.5], log) as job:
+    arguments = ["--input", tmp_path / "in", "--output", out, "--model", model, "--batch-sizes=32", "--concurrent-batches=1"]
+    with ForkedJob([*arguments, *QUICK, "--shard-seconds=0.5"], log) as job:
 
         def said(line: str) -> None:
             wait_until(lambda: line in log.read_text(), log.read_text, job)
