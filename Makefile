@@ -6,13 +6,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PRISM_VERSION := v2.77.0
+PRISM := .tools/prism
 FAKE_GCS_VERSION := v1.56.1
 FAKE_GCS := .tools/fake-gcs-server
 AZURITE_VERSION := 3.37.0
 AZURITE := .tools/azurite
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-streaming demo-flink test test-all test-fast test-matrix test-flink test-spark mutants flink spark check docs format lint types screenshots fuzz soak bench lock clean
+.PHONY: help demo demo-streaming demo-flink test test-all test-fast test-matrix test-flink test-spark mutants flink spark check docs format lint types screenshots fuzz soak bench prism lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -26,9 +28,9 @@ $(READY): requirements.lock setup.py
 
 demo: $(READY) ## Run the main job on the sample images with the bundled detector
 	$(BIN)/python -m pipeline.run --config configs/batch_local_direct.yaml --input 'models/digits/samples/*.jpg' --output out/demo \
-	    --model digits --score-threshold 0.5
+	    --model digits --score-threshold 0.5 --samples 4
 	@echo
-	@echo "Open out/demo/report.html in a browser; the rows are in out/demo/detections/."
+	@echo "Open out/demo/report.html in a browser; the rows are in out/demo/detections/, annotated images in out/demo/samples/."
 
 demo-streaming: $(READY) ## Run the streaming job on the Pub/Sub emulator for half a minute
 	$(BIN)/python -m tests.demo_streaming
@@ -37,11 +39,11 @@ demo-flink: $(READY) flink ## Run the batch and the streaming job on a Flink clu
 	$(BIN)/python -m tests.flink.demo
 
 TEST_PROCESSES ?= 2
-test: $(READY) $(FAKE_GCS) $(AZURITE) ## Pass the tests of each contract, on one runner and one storage (TEST_PROCESSES side by side)
+test: $(READY) $(PRISM) $(FAKE_GCS) $(AZURITE) ## Pass the tests of each contract, on one runner and one storage (TEST_PROCESSES side by side)
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) -m "not matrix"
 
 TESTS ?= tests
-test-matrix: $(READY) $(FAKE_GCS) $(AZURITE) ## Pass the same contracts on other stores, runners, engines and moments, and what takes long (in TESTS)
+test-matrix: $(READY) $(PRISM) $(FAKE_GCS) $(AZURITE) ## Pass the same contracts on other stores, runners, engines and moments, and what takes long (in TESTS)
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) -m matrix $(TESTS)
 
 test-all: test test-matrix mutants test-flink test-spark ## Pass all tests; an hour
@@ -87,7 +89,7 @@ SOAK_MINUTES ?= 60
 soak: $(READY) $(FAKE_GCS) ## A stream of 24 simulated hours in one (SOAK_MINUTES), with outages, swaps, kills: nothing is lost, nothing grows
 	$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES)
 
-bench: $(READY) ## Measure speed, memory and precision; on a quiet machine, two hours
+bench: $(READY) $(PRISM) ## Measure speed, memory and precision; on a quiet machine, two hours
 	$(BIN)/python -m tests.benchmarks.feeding
 	$(BIN)/python -m tests.benchmarks.throughput
 	$(BIN)/python -m tests.benchmarks.memory
@@ -95,10 +97,13 @@ bench: $(READY) ## Measure speed, memory and precision; on a quiet machine, two 
 	$(BIN)/python -m tests.benchmarks.streaming
 	$(BIN)/python -m tests.benchmarks.differences
 
-# A Go program, built where Go is installed; tests that need it skip without it, and say how to get it. fake-gcs-server is the storage
-# emulator that honours preconditions.
+prism: $(PRISM) ## Get the Prism runner's binary
+
+# Two Go programs, built where Go is installed; tests that need one skip without it, and say how to get it. Prism Beam fetches itself
+# on first use; fake-gcs-server is the storage emulator that honours preconditions.
+$(PRISM): GO_PACKAGE := github.com/apache/beam/sdks/v2/go/cmd/prism@$(PRISM_VERSION)
 $(FAKE_GCS): GO_PACKAGE := github.com/fsouza/fake-gcs-server@$(FAKE_GCS_VERSION)
-$(FAKE_GCS):
+$(PRISM) $(FAKE_GCS):
 	@mkdir -p $(dir $@)
 	@if command -v go >/dev/null; then echo "building $(notdir $@)"; GOBIN=$(abspath $(dir $@)) go install $(GO_PACKAGE) 2>/dev/null || true; fi
 	@test -x $@ || echo "no $(notdir $@): install Go; tests that need it are skipped"

@@ -15,14 +15,21 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Else each client of Cloud Storage asks for facts of its bucket for traces, in a thread and on a connection of their own.
 os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
 
+_NEEDED = ("yaml", "pydantic", "numpy", "cv2", "apache_beam", "tensorflow", "tfx_bsl")
+
 
 def _startup_problem() -> str:
-    """Why a command of this program cannot run in this folder, in a line; empty where it can."""
+    """Why a command of this program cannot run in this Python or this folder, in a line; empty where it can."""
     home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     models = importlib.util.find_spec("models")
     if models and models.origin and os.path.dirname(os.path.dirname(os.path.abspath(models.origin))) != home:
         folder = os.path.dirname(models.origin)
         return f"Python takes {folder} for this program's package 'models'; run detect-objects instead, or in another folder"
+    if missing := [name for name in _NEEDED if not importlib.util.find_spec(name)]:
+        return (
+            f"{sys.executable} has no {', '.join(missing)}; expected a Python in which this program is installed, such as "
+            f"{home}/.venv/bin/python after make demo, or another one after python -m pip install {home}"
+        )
     return ""
 
 

@@ -61,3 +61,18 @@ def drain_dataflow_job(running: Any) -> None:
       running: Beam's `DataflowPipelineResult`.
     """
     running._runner.dataflow_client.modify_job_state(running.job_id(), "JOB_STATE_DRAINING")
+
+
+def fetch_prism(options: Any) -> str:
+    """Has Beam fetch Prism from its release, unless its cache has it; returns the path of the binary.
+
+    Missing in public, up to Beam 2.77: Prism in a process group of its own. `PrismRunner` starts it in the terminal's group,
+    where Ctrl-C ends it before the job's work in flight is finished.
+
+    Args:
+      options: Beam's options.
+    """
+    from apache_beam.runners.portability.prism_runner import PrismJobServer
+
+    command, _endpoint = PrismJobServer(options).subprocess_cmd_and_endpoint()
+    return str(command[0])

@@ -25,6 +25,18 @@ from pipeline.limits import NVIDIA_DEVICES, available_cpus, memory_limit_bytes
 
 PROJECT = "hybrid-detection-pipeline"
 _SHOWN = ("apache-beam", "tensorflow", "tfx-bsl", "numpy", "opencv-python-headless")
+_EMULATORS = ("PUBSUB_EMULATOR_HOST", "STORAGE_EMULATOR_HOST", "BIGQUERY_EMULATOR_HOST", "AWS_ENDPOINT_URL")
+# https://cloud.google.com/docs/authentication/application-default-credentials,
+# https://docs.aws.amazon.com/boto3/latest/guide/credentials.html, and azure.identity.DefaultAzureCredential
+_CREDENTIALS = {  # of each cloud: a variable and a file that its libraries look for, and the command that makes the file
+    "Google": (
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "~/.config/gcloud/application_default_credentials.json",
+        "gcloud auth application-default login",
+    ),
+    "Amazon": ("AWS_ACCESS_KEY_ID", "~/.aws/credentials", "aws configure"),
+    "Azure": ("AZURE_STORAGE_CONNECTION_STRING", "~/.azure/azureProfile.json", "az login"),
+}
 _IMPORTS = """\
 import os
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -67,6 +79,12 @@ def findings(*, full: bool = False) -> Iterator[Finding]:
     yield from packages()
     yield from _machine()
     yield _devices(full)
+    for cloud, (variable, file, command) in _CREDENTIALS.items():
+        found = variable if os.environ.get(variable) else file if os.path.isfile(os.path.expanduser(file)) else ""
+        lacking = f"no credentials found; on this cloud's machines none are needed, else {command}"
+        yield cloud, f"credentials in {found}" if found else lacking, False
+    emulators = [f"{name}={os.environ[name]}" for name in _EMULATORS if os.environ.get(name)]
+    yield "emulators", ", ".join(emulators) or f"none: {', '.join(_EMULATORS)} are not set", False
 
 
 def packages(project: Distribution | None = None) -> Iterator[Finding]:

@@ -97,6 +97,7 @@ def run_command(work: Callable[[], int], failed: str, stopped: str = "stopped", 
         signal.signal(signal.SIGTERM, stop)
         if before[signal.SIGINT] is signal.default_int_handler:  # a shell's background job ignores it
             signal.signal(signal.SIGINT, stop)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         return work()
     except KeyboardInterrupt:
         pass

@@ -37,7 +37,7 @@ from pipeline.write.write_shards import Results, WriteShards
 def build(pipeline: beam.Pipeline, config: Config, source: ReadImages, sink: WriteShards, *, lazily: bool = False) -> None:
     """Adds a batch job to an empty pipeline; `lazily`, the first image loads the model: perhaps there is nothing to do."""
     read = pipeline | "ReadImages" >> source
-    detect = DetectObjects(config.model, config.detect, samples=REPORT_SAMPLES, read=config.read, lazily=lazily)
+    detect = DetectObjects(config.model, config.detect, samples=samples_kept(config), read=config.read, lazily=lazily)
     found = read.images | "DetectObjects" >> detect.with_resource_hints(**machine_hints(config))
     _ = Results(found.detected, (read.dead, found.dead), read.counted) | sink
 
@@ -71,7 +71,7 @@ def dead_letter_replay(config: Config) -> DeadLetterReplay:
 
 def sink_of(config: Config, run: Run, version: RowVersion, worker_context: WorkerContext | None = None) -> WriteShards:
     """Writes a batch job's results, and leaves the statistics for the summary in the folder of the run."""
-    return WriteShards(run, version, config.write, REPORT_SAMPLES, worker_context)
+    return WriteShards(run, version, config.write, samples_kept(config), worker_context)
 
 
 def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *, native_source: bool = False) -> None:
@@ -91,7 +91,7 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
         once = named | "DropDuplicates" >> beam.ParDo(DropDuplicatesInState(run))
         read = once | "ReadImages" >> reading
         new = read.images
-    detect = DetectObjects(config.model, config.detect, samples=REPORT_SAMPLES, read=config.read)
+    detect = DetectObjects(config.model, config.detect, samples=samples_kept(config), read=config.read)
     found = new | "DetectObjects" >> detect.with_resource_hints(**machine_hints(config))
 
     publishing = beam.ParDo(PublishResults(run))
@@ -108,6 +108,11 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
 def allowed_prefixes(config: Config) -> Sequence[str]:
     """The folders whose images a message of a stream may name."""
     return config.stream.allow_uri_prefix or ("gs://",)
+
+
+def samples_kept(config: Config) -> int:
+    """The number of images whose thumbnails the job keeps."""
+    return max(config.write.samples, REPORT_SAMPLES)
 
 
 def machine_hints(config: Config) -> dict[str, str]:

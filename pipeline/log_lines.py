@@ -36,12 +36,14 @@ class LogLines(logging.Handler):
 
     Attributes:
       fields: Fields of every line in JSON, such as the run.
+      last_error: The last line that began with `error: `, without that.
     """
 
     def __init__(self, stream: Any, *, as_json: bool = False, quiet: bool = False):
         super().__init__()
         self.setFormatter(logging.Formatter("%(message)s" if as_json else "%(levelname)s %(name)s: %(message)s"))
         self.fields: dict[str, Any] = {}
+        self.last_error = ""
         self._stream = stream
         self._kept = kept_open(stream)
         self._json = as_json
@@ -65,6 +67,8 @@ class LogLines(logging.Handler):
         *lines, rest = (self._partial.pop(threading.get_ident(), "") + text).split("\n")
         for line in filter(str.strip, lines):
             found = _SEVERITY.match(line)
+            if line.startswith("error: "):
+                self.last_error = masked_text(line.removeprefix("error: "))
             self._put(self.formatted(line, found[1].upper() if found else "INFO"))
         if rest:
             self._partial[threading.get_ident()] = rest

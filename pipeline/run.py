@@ -11,6 +11,7 @@ import importlib
 import importlib.metadata
 import itertools
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ what most people use:
   --output FOLDER            the results, local or gs://; of a stream its topic
   --model PATH               SavedModel, folder of versions, or grpc://; 'digits' is the bundled detector
   --mode streaming           Pub/Sub in, Pub/Sub out; --archive FOLDER keeps the rows
-  --runner RUNNER            DirectRunner (default), FlinkRunner, SparkRunner, DataflowRunner
+  --runner RUNNER            DirectRunner (default), PrismRunner, FlinkRunner, SparkRunner, DataflowRunner
   --dates DAYS               fills {date} in the input: 2026-11-20, yesterday, 'last 7 days'
   --again                    detect images that are done again, too
   --retry-dead               detect in the images that failed
@@ -36,6 +37,7 @@ what most people use:
   --score-threshold 0.25     least confidence; --iou-threshold 0.45 for boxes that are one object
   --classes NAME ...         keep only these classes
   --export FORMAT ...        csv, coco, yolo, voc, cvat, label-studio or tfrecord at the end, too
+  --samples N                write N annotated images
   --precision bfloat16       faster on some CPUs and on GPUs; --device cpu, gpu or gpu:0
   --allow-uri-prefix URI     folders whose images messages and found lists may name
 
@@ -57,12 +59,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     monitoring = _monitoring(argv)
 
-    with log_lines(log_format=monitoring.log_format, log_level=monitoring.log_level):
+    def work() -> int:
         return run_command(lambda: _run(argv, started_at), "the job failed", "stopped; rows that were written stay")
+
+    with log_lines(log_format=monitoring.log_format, log_level=monitoring.log_level) as lines:
+        if not monitoring.notify or {"--dry-run", "--dry_run"} & {*argv}:
+            return work()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the import takes seconds, and nobody can be notified yet
+        notify = importlib.import_module("pipeline.launch.notify")
+        with notify.notifying(monitoring.notify, lines) as outcome:
+            outcome["exit_code"] = work()
+        return int(outcome["exit_code"])
 
 
 def _monitoring(argv: Sequence[str]) -> MonitoringConfig:
-    """How to log, also where the rest of the command is wrong; the defaults if these settings are."""
+    """How to log and whom to notify, also where the rest of the command is wrong; the defaults if these settings are."""
     try:
         flags, _ = make_parser().parse_known_args(argv)
         return load_monitoring(flags.config, _overrides(flags))

@@ -85,6 +85,16 @@ def masked_text(text: str) -> str:
     return _HEADER.sub(rf"\g<1>{MASK}", _PAIR.sub(rf"\g<1>{MASK}", with_public_addresses(text)))
 
 
+def masked_url(url: str) -> str:
+    """The host of a webhook's URL.
+
+    >>> masked_url("https://me:pw@hooks.example/T0/B1?x=y"), masked_url("")
+    ('https://hooks.example/***', '')
+    """
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{re.split('[/?#]', rest)[0].rpartition('@')[2]}/{MASK}" if url else ""
+
+
 def masked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options by name, with secrets masked."""
     return {name: MASK if is_secret(name) else without_secrets(value, masked_text) for name, value in options.items()}
@@ -100,7 +110,8 @@ def masked_arguments(arguments: Iterable[str]) -> Iterator[str]:
     for argument in arguments:
         if argument.startswith("--"):
             name, given, _ = argument.partition("=")
-            hides = is_secret(name) and not given
-            yield f"{name}={MASK}" if is_secret(name) and given else masked_text(argument)
+            secret = name == "--notify" or is_secret(name)
+            hides = secret and not given
+            yield f"{name}={MASK}" if secret and given else masked_text(argument)
         else:
             yield MASK if hides else masked_text(argument)

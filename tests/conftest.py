@@ -51,7 +51,7 @@ _ON_STORAGE = {"gs", "gcs", "storage"}  # parameters
 _MATRIX_FOLDERS = {"fuzz"}
 _MATRIX_FILES = {"test_packaging.py", "test_page_in_browser.py", "test_quantize.py", "test_soak.py"}
 _MATRIX_FIXTURES = {"azure_container", "s3_bucket", "strict_gcs_bucket"}
-_MATRIX_PARAMETERS = {*_ON_STORAGE, "openvino"}
+_MATRIX_PARAMETERS = {*_ON_STORAGE, "PrismRunner", "openvino"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

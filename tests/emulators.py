@@ -13,7 +13,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -28,11 +27,10 @@ from typing import Any
 import pytest
 
 from pipeline.detect import load_detector
+from pipeline.launch.prism import WITH_PARENT, end_process
 from pipeline.storage import azure, s3
 from tests.processes import wait_until
 
-# runs a command that ends whenever this process does: the shell's standard input, a pipe, closes then
-_WITH_PARENT = 'exec 3<&0; "$@" 3<&- & child=$!; { read -r _ <&3; kill $child; } & wait $child'
 _STARTS = 3  # of a server whose port somebody else has taken meanwhile
 _PORTS = range(15_000, max(20_000, int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])))
 _AZURITE_KEY = "a2V5IG9mIGFuIGVtdWxhdG9yIGZvciB0ZXN0cw=="
@@ -299,22 +297,10 @@ def running_server(command: Callable[[int], list[str]], log: Path | None = None,
     raise RuntimeError(f"{server.args!r} ended with exit code {server.returncode} before it answered: {said}")
 
 
-def end_process(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process by closing its shell's input, as the death of this process would; kills its group if that fails."""
-    assert process.stdin is not None
-    process.stdin.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=5)
-        return
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 def start_server(command: list[str], log: Path | None = None, cwd: Path | None = None) -> subprocess.Popen[bytes]:
     """Starts a process in a group of its own, which ends with this process, however that ends."""
     with open(log or os.devnull, "ab") as said:
-        command = ["/bin/sh", "-c", _WITH_PARENT, "sh", *command]
+        command = ["/bin/sh", "-c", WITH_PARENT, "sh", *command]
         return subprocess.Popen(command, cwd=cwd, stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True)
 
 

@@ -20,15 +20,14 @@ from pipeline import evaluate, run
 from pipeline.config import load_config
 from pipeline.monitoring.http_server import served
 from pipeline.monitoring.live_page import HOST, LivePage
-from pipeline.pictures import main as draw_pictures
 from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import REPORT_SAMPLES
 from tests.fixtures import REPO
 from tests.monitoring.browser import running_chromium
 
-DEMO = ["--model", "digits", "--score-threshold", "0.3"]
+DEMO = ["--model", "digits", "--score-threshold", "0.3", "--samples", "4"]
 WIDTH, HEIGHTS, SCALE = 1100, {"report": 800, "evaluation": 1100, "live": 800}, 0.75  # the rest of a page is cut off
-SAMPLE = "scene_001*.jpg"  # beside the report in the README
+SAMPLE = "001-*.jpg"  # beside the report in the README
 
 
 @contextlib.contextmanager
@@ -42,7 +41,6 @@ def pages(folder: str) -> Iterator[dict[str, str]]:
     PROCESS.samples = REPORT_SAMPLES
     if run.main(["--input", "models/digits/samples/*.jpg", "--output", "out", *DEMO]):
         raise SystemExit("the demo failed")
-    draw_pictures(["out", "--annotate", "annotated"])
     evaluate.main(
         ["--detections", "out", "--ground-truth", "models/digits/samples/ground_truth.json", "--page", "evaluation.html"]
     )
@@ -63,7 +61,7 @@ def main(pictures: pathlib.Path) -> None:
             page.set_viewport_size({"width": WIDTH, "height": HEIGHTS[name]})
             page.goto(address)
             page.screenshot(path=pictures / f"{name}.jpg", quality=70)
-        report, sample = cv2.imread(f"{pictures}/report.jpg"), cv2.imread(glob.glob(f"{folder}/annotated/{SAMPLE}")[0])
+        report, sample = cv2.imread(f"{pictures}/report.jpg"), cv2.imread(glob.glob(f"{folder}/out/samples/{SAMPLE}")[0])
         height = report.shape[0]
         sample = cv2.resize(sample, (sample.shape[1] * height // sample.shape[0], height), interpolation=cv2.INTER_AREA)
         cv2.imwrite(f"{pictures}/picture.jpg", np.hstack([sample, report]), [cv2.IMWRITE_JPEG_QUALITY, 80])

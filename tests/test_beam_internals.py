@@ -36,7 +36,7 @@ def test_add_up_metrics_at_once(monkeypatch):
     [
         r"apache_beam[\w.]* import [\w, ]*\b_[a-z]\w*",
         r"apache_beam[\w.]*\._|apache_beam[\w.]*\.internal\b(?!\.gcp\.auth)",
-        r"\bstatesampler\b|\bconsolidate_monitoring_infos\b|\b_jobs_client\b",
+        r"\bstatesampler\b|\bconsolidate_monitoring_infos\b|\b_jobs_client\b|\bPrismJobServer\b",
         r"\._runner\b|\._add_argparse_args\(|\._option_string_actions\b|\._negative_number_matcher\b",
     ],
 )

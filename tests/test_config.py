@@ -54,11 +54,7 @@ def write_config(tmp_path):
             id="input without a place for days",
         ),
         pytest.param("input: raw/{date}/**", "since input raw/{date}/** has a place for them, got ''", id="place without days"),
-        pytest.param(
-            "input: 'raw/{date:%Y-%M-%d}/**'",
-            "input: expected strftime's directives of a day",
-            id="minutes",
-        ),
+        pytest.param("input: 'raw/{date:%Y-%M-%d}/**'", "input: expected no directive finer than days in {date:…}", id="minutes"),
         pytest.param("beam_options: {region: {a: b}}", "beam_options.region: expected text, a number, true or", id="section"),
     ],
 )
@@ -70,9 +66,9 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(write_config, text, messa
 
 def test_flags_win_over_the_file_and_the_file_over_defaults(write_config):
     path = write_config("input: a.jpg\noutput: out\ndetect: {score_threshold: 0.5, max_detections: 7}\nmodel:\n")
-    config = load_config([path], {"detect.score_threshold": 0.75, "write.shard_seconds": 3})
+    config = load_config([path], {"detect.score_threshold": 0.75, "write.samples": 3})
     assert (config.detect.score_threshold, config.detect.max_detections, config.detect.iou_threshold) == (0.75, 7, 0.45)
-    assert (config.input, config.write.shard_seconds, config.model) == (("a.jpg",), 3, Config().model)
+    assert (config.input, config.write.samples, config.model) == (("a.jpg",), 3, Config().model)
 
 
 def test_of_two_files_the_later_one_wins_key_by_key(write_config, tmp_path):

@@ -83,5 +83,5 @@ def test_any_format_is_filled_in_or_refused_in_one_line(text):
 
 @pytest.mark.parametrize("text", ["%H", "%Y/%m/%d/%I%p", "%Y%m%d-%M", "%X", "%s"])
 def test_a_day_has_no_hours(text):
-    with pytest.raises(ValueError, match=r"^strftime's directives of a day, such as {date:%Y/%m/%d}"):
+    with pytest.raises(ValueError, match=r"^no directive finer than days in {date:…}"):
         check_places(f"raw/{{date:{text}}}/**")

@@ -50,6 +50,21 @@ def test_the_exit_code_says_whether_something_essential_is_broken(monkeypatch, c
     assert (doctor.main([]), capsys.readouterr().out.splitlines()[-1]) == (code, last)
 
 
+def test_where_credentials_and_emulators_are_is_said_without_the_network_and_without_a_secret(tmp_path, monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    monkeypatch.delenv("AZURE_STORAGE_CONNECTION_STRING", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "credentials").write_text("secret")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "secret")
+    monkeypatch.setenv("PUBSUB_EMULATOR_HOST", "localhost:8085")
+    found = {part: found for part, found, _ in doctor.findings()}
+    assert found["Google"] == "credentials in GOOGLE_APPLICATION_CREDENTIALS"
+    assert found["Amazon"] == "credentials in ~/.aws/credentials"
+    assert found["Azure"] == "no credentials found; on this cloud's machines none are needed, else az login"
+    assert found["emulators"] == "PUBSUB_EMULATOR_HOST=localhost:8085", "clients would talk to it"
+
+
 @pytest.mark.slow
 def test_a_full_examination_lists_the_devices_of_tensorflow():
     (devices,) = [found for part, found, _ in doctor.findings(full=True) if part == "devices"]

@@ -29,12 +29,12 @@ def objects(text):
         pytest.param({"quiet": True}, r"error: three\n", id="quiet"),
     ],
 )
-def test_lines_of_text_have_time_stamps_but_the_error(how, shown):
+def test_lines_of_text_have_time_stamps_but_the_last_error(how, shown):
     out = io.StringIO()
     lines = LogLines(out, **how)
     for text in ("one", "warning: two", "error: three"):
         print(text, file=lines)
-    assert re.fullmatch(shown, out.getvalue())
+    assert re.fullmatch(shown, out.getvalue()) and lines.last_error == "three"
 
 
 def test_all_that_python_prints_and_logs_is_one_json_object_a_line(capfd):

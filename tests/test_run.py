@@ -70,12 +70,12 @@ def test_the_help_is_one_screen_of_what_people_use_and_all_on_request(capsys, mo
 
 @pytest.mark.parametrize(("flags", "seconds"), [([], 10 * 365 * 86_400), (["--job_server_timeout=7"], 7)])
 def test_beams_timeout_does_not_end_a_portable_job(flags, seconds):
-    """It bounds the streams that a client follows its job by: with Beam's default a job fails after 300 s."""
+    """It bounds the streams that a client follows its job by: with Beam's default a job on Prism fails after 300 s."""
     from apache_beam.options.pipeline_options import PortableOptions
 
     from pipeline.launch.options import beam_options
 
-    options = beam_options(Config(input=("a.jpg",), output="out", runner="FlinkRunner"), flags)
+    options = beam_options(Config(input=("a.jpg",), output="out", runner="PrismRunner"), flags)
     assert options.view_as(PortableOptions).job_server_timeout == seconds
 
 

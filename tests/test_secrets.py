@@ -16,6 +16,7 @@ from pipeline.stream.messages import Message, parse_message
 from pipeline.stream.outgoing import dead_letter_message
 from tests.conftest import write_bright_image
 from tests.forked_jobs import KILLED, Moment, run_forked
+from tests.launch.test_notify import Webhook
 from tests.read.test_web import Server, server  # noqa: F401  a fixture
 
 CONFIG = """
@@ -134,8 +135,10 @@ def test_nothing_that_leaves_a_job_has_a_secret(server, tmp_path, bright_model):
     left = written_in(tmp_path / "killed")
     assert left and {name for name, text in left.items() if "hunter2" in text} == set()
     command = [*common, "--input", tmp_path / "list.jsonl", named, "--output", tmp_path / "out", "--verbose"]
-    assert run_forked(command, log) == 0
-    written = written_in(tmp_path / "out") | {"log": log.read_text()}
+    with Webhook(200) as webhook:
+        assert run_forked([*command, "--notify", webhook.url], log) == 0
+    assert len(webhook.got) == 1
+    written = written_in(tmp_path / "out") | {"log": log.read_text(), "notified": json.dumps(webhook.got)}
     assert {name for name, text in written.items() if "hunter2" in text} == set()
     assert "--s3_session_token=***" in written["report.html"] and "eu-central-1" in written["report.html"]
     summary = json.loads(written["summary.json"])

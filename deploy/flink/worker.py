@@ -18,7 +18,7 @@ def main() -> None:
     flags.add_argument("--id", required=True)
     flags.add_argument("--provision_endpoint", required=True)
     given, _ = flags.parse_known_args()
-    worker = given.id
+    worker = given.id.strip("'")  # Prism writes its flags as if a shell read them
 
     import grpc
     from apache_beam.portability.api import beam_provision_api_pb2, beam_provision_api_pb2_grpc

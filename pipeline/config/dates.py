@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pipeline.errors import ConfigError
 
 _EXPECTED = "days such as 2026-11-20, 2026-11-01..2026-11-20, today, yesterday or 'last 7 days'"
-_EXPECTED_PLACE = "strftime's directives of a day, such as {date:%Y/%m/%d} (%m is the month, %M the minute; * matches any)"
+_EXPECTED_PLACE = "{date}, or strftime's directives in it such as {date:%Y/%m/%d}"
 _DAY = r"\d{4}-\d\d-\d\d|today|yesterday"
 _DAYS = re.compile(rf"({_DAY})(?:\.\.({_DAY}))?|last[ _-](\d{{1,4}})[ _-]days?", re.ASCII | re.IGNORECASE)
 _PLACE = re.compile(r"\{date(?::([^{}]*))?\}")
@@ -81,14 +81,19 @@ def check_places(pattern: str) -> str:
     """Returns a pattern whose places for a day are valid.
 
     Raises:
-      ValueError: A place has a directive that strftime does not know, or one finer than days.
+      ValueError: A place has a wrong format, or one finer than days.
     """
-    start = datetime.datetime(2026, 11, 20)
+    start = datetime.datetime(2026, 11, 20, 0, tzinfo=datetime.timezone.utc)
     end = start + datetime.timedelta(days=1) - datetime.timedelta.resolution
-    for text in _PLACE.findall(pattern):
-        first, last = (moment.strftime(text.replace("%%", "")) for moment in (start, end))
-        if "%" in first or first != last:  # strftime keeps unknown directives
+    for text in filter(None, _PLACE.findall(pattern)):
+        try:
+            first, last = (moment.strftime(text.replace("%%", "")) for moment in (start, end))
+        except ValueError as err:
+            raise ValueError(_EXPECTED_PLACE) from err
+        if "%" in first:  # strftime keeps unknown directives
             raise ValueError(_EXPECTED_PLACE)
+        if first != last:
+            raise ValueError("no directive finer than days in {date:…} (%m is the month, %M the minute; * matches any)")
     return pattern
 
 

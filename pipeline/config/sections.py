@@ -38,7 +38,7 @@ from pipeline.config.setting import (
     setting,
     settings_of,
 )
-from pipeline.secrets import masked_options, without_secrets
+from pipeline.secrets import masked_options, masked_url, without_secrets
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -55,6 +55,13 @@ def _text(value: Any) -> Any:
     return str(value) if type(value) is int or isinstance(value, datetime.date) else value
 
 
+def _webhook(url: str) -> str:
+    if url and not url.lower().startswith(("http://", "https://")):
+        raise ValueError("expected a URL with http:// or https://")
+    return url
+
+
+_Webhook = Annotated[str, AfterValidator(_webhook)]
 _BeamOption = Annotated[Any, AfterValidator(_beam_option)]
 _Input = Annotated[SomePath, AfterValidator(days.check_places)]
 _Text = Annotated[str, BeforeValidator(_text)]
@@ -213,6 +220,7 @@ class WriteConfig:
     export: ListOf[Literal["csv", "coco", "yolo", "voc", "cvat", "label-studio", "tfrecord"]] = setting(
         (), "at the end, export the results in these formats too, as detect-objects export does at any time"
     )
+    samples: Annotated[int, Field(ge=0, le=MOST)] = setting(0, "write this many annotated images under samples/")
 
     @property
     def window_s(self) -> float:
@@ -256,6 +264,7 @@ class MonitoringConfig:
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "warning", "least severity of log lines; error: also no progress"
     )
+    notify: _Webhook = setting("", "webhook URL that gets the summary as JSON when the job has ended")
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -283,7 +292,9 @@ class Config:
     )
     output: Path = setting("", "folder for the results, local or gs://")
     mode: Literal["batch", "streaming"] = setting("batch", "batch: files in, files out; streaming: Pub/Sub in, Pub/Sub out")
-    runner: str = setting("DirectRunner", "DirectRunner (in this process), FlinkRunner, SparkRunner or DataflowRunner")
+    runner: str = setting(
+        "DirectRunner", "DirectRunner (in this process), PrismRunner, FlinkRunner, PortableRunner, SparkRunner or DataflowRunner"
+    )
     max_dead_share: Share = setting(0.5, "exit with 1 when a larger share of the images that were tried became dead letters")
     allow_empty: bool = setting(False, "accept an input that names no image")
     when_busy: Literal["wait", "skip", "stop"] = setting(
@@ -325,7 +336,8 @@ class Config:
     def as_dict(self) -> dict[str, Any]:
         """The settings as nested dicts and lists, with secrets masked."""
         plain: dict[str, Any] = without_secrets(TypeAdapter(Config).dump_python(self, mode="json"))
-        return {**plain, "beam_options": masked_options(plain["beam_options"])}
+        monitoring = {**plain["monitoring"], "notify": masked_url(self.monitoring.notify)}
+        return {**plain, "beam_options": masked_options(plain["beam_options"]), "monitoring": monitoring}
 
 
 def settings() -> tuple[Setting, ...]:

@@ -11,13 +11,15 @@ import dataclasses
 import queue
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 
 from models.evaluate.agreement import compare
 from pipeline.config import DetectConfig
 from pipeline.detect.golden import DetectIn
 from pipeline.detect.loaded_model import LoadedModel
-from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, detection_row, identity_hash
-from pipeline.stats.canary import CanaryStats
+from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, detection_row, identity_hash, unsigned
+from pipeline.stats.canary import CanaryStats, Disagreement
 
 _THREADS = 2
 _MOST_WAITING = 16  # images
@@ -32,14 +34,24 @@ class Canary:
       stable: The version in use.
       detect: Share and bounds.
       detect_in: Detects with the canary.
+      thumbnail: Makes the pictures of the report of images that the versions differ on; None: it shows none.
     """
 
-    def __init__(self, model: LoadedModel, stable: str, detect: DetectConfig, detect_in: DetectIn):
+    def __init__(
+        self,
+        model: LoadedModel,
+        stable: str,
+        detect: DetectConfig,
+        detect_in: DetectIn,
+        thumbnail: Callable[[ImageRef | EncodedImage], bytes] | None = None,
+    ):
         self.model = model
         self._below = int(detect.canary_share * 2**64)
         self._detect_in = detect_in
+        self._thumbnail = thumbnail
         self._waiting: queue.Queue[tuple[ImageRef | EncodedImage, DetectedImage | DeadLetter] | None] = queue.Queue(_MOST_WAITING)
         self._figures = CanaryStats(model.version, stable)
+        self._reported: Counter[str] = Counter()
         self._closed = False
         self._lock = threading.Lock()  # guards the figures
         # daemons, so that a canary that hangs does not keep the job from ending
@@ -74,6 +86,15 @@ class Canary:
         with self._lock:
             return dataclasses.replace(self._figures)
 
+    def take_counts(self) -> Counter[str]:
+        """Counts since the last call, as integers."""
+        with self._lock:
+            shown = self._figures
+            counts = Counter({f"canary_{name}": getattr(shown, name) for name in ("images", "failed", "matched", "objects")})
+            counts["canary_ms"] = int(shown.seconds * 1e3)
+            new, self._reported = counts - self._reported, counts
+        return new
+
     def close(self) -> bool:
         """Stops the threads and frees memory; returns False if the canary hangs and keeps both."""
         self._closed = True  # the queue only gets shorter now
@@ -107,7 +128,17 @@ class Canary:
         result = compare([detection_row(ours)], [detection_row(stable)])
         matched, objects = result["matched"], result["detections"] + result["reference_detections"]
         shift = (result["mean_score_difference"] or 0.0) * matched
+        self._keep_picture(objects - 2 * matched, image, stable, ours)
         self._count(images=1, seconds=_seconds(ours), matched=matched, objects=objects, score_shift_sum=shift)
+
+    def _keep_picture(self, different: int, image: ImageRef | EncodedImage, stable: DetectedImage, ours: DetectedImage) -> None:
+        """Keeps an image for the report if few images differ more; the image is read and decoded again, since few are kept."""
+        if not self._thumbnail or not self._figures.wants_picture(different):
+            return
+        if thumbnail := self._thumbnail(image):
+            with self._lock:
+                shown = dataclasses.replace(unsigned(stable), thumbnail=thumbnail)
+                self._figures.add_disagreement(Disagreement(different, shown, unsigned(ours)))
 
     def _count(self, **counts: float) -> None:
         with self._lock:

@@ -83,7 +83,7 @@ class Detector:
         self.no_canary: CanaryStats | None = None
         self._former_canary: Canary | None = None
         self._settings = detect
-        self._sampler = Sampler(samples)
+        self._sampler, self._has_samples = Sampler(samples), samples > 0
         self._under_way: set[Future[list[Result]]] = set()
         self._pool = ThreadPoolExecutor(_THREADS, "detect")
         self._read = read or ReadConfig()
@@ -133,8 +133,9 @@ class Detector:
             self._former_canary, self.canary = former, None
             former.close()
         if model:
+            thumbnail = self._feeder.thumbnail if self._has_samples else None
             detect_in = functools.partial(self._detect_with, model, self._feeder)
-            self.canary = Canary(model, self.model.version, self._settings, detect_in)
+            self.canary = Canary(model, self.model.version, self._settings, detect_in, thumbnail)
 
     def canary_stats(self, wait_s: float = 0.0) -> CanaryStats | None:
         """Figures of the current or the last canary; waits up to `wait_s` seconds for its images under way."""
@@ -146,8 +147,10 @@ class Detector:
         return JobStats(batch_sizes=self.batch_sizes, canary=self.canary_stats(wait_s), model_notes=self.model.notes)
 
     def counted_swaps(self) -> Counter[str]:
-        """`swaps` and `refusals` of versions since the last call."""
-        return self.watched.take_counts() if self.watched else Counter()
+        """`swaps` and `refusals` of versions and the canary's counts, since the last call."""
+        counts = self.watched.take_counts() if self.watched else Counter()
+        canary = self.canary or self._former_canary
+        return counts + canary.take_counts() if canary else counts
 
     def close(self) -> None:
         """Finishes the images under way, then frees memory, threads and processes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -22,7 +23,7 @@ from pipeline.detect.load_detector import detector_in_use
 from pipeline.errors import DONE, FAILED, BusyError, InputError
 from pipeline.launch.dry_run import first_images, input_lines, model_lines, say, tried
 from pipeline.launch.finalize import JobReport, clean_up, stopped_by_signals
-from pipeline.launch.loading import load_detector, model_known
+from pipeline.launch.loading import detector_loading, load_detector, model_known
 from pipeline.launch.options import CANARY_SECONDS, Job, checked_job
 from pipeline.log_lines import bind_run_id
 from pipeline.monitoring.monitor import monitored
@@ -37,7 +38,6 @@ from pipeline.results.lock import locked
 from pipeline.results.newest import Wanted
 from pipeline.results.run import Run
 from pipeline.stats.job_stats import JobStats
-from pipeline.stats.samples import REPORT_SAMPLES
 from pipeline.stats.summary import RunFacts
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.cloud import GS
@@ -196,14 +196,17 @@ def _export(config: Config, model: tuple[str, str], stats: JobStats) -> None:
 def _run_graph(job: Job, run: Run, build: Callable[[beam.Pipeline], None], *, lazily: bool) -> tuple[RunFacts, JobStats]:
     """Runs the graph to its end, when all rows are durable; also returns the facts of its model."""
     config, launched_at, reports = job.config, time.time(), WorkerReports(run)
-    with monitored(config, None if job.in_process else reports.now):  # first, since loading a model discards standard error
-        if job.in_process and not lazily:
-            load_detector(config)
+    with (
+        monitored(config, None if job.in_process else reports.now),  # first, since loading a model discards standard error
+        detector_loading(config) if job.in_process and not lazily else contextlib.nullcontext() as loading,
+        job.runner.served(job.options),
+    ):
         pipeline = job.pipeline()
         build(pipeline)
         _wait(job, pipeline.run())
-        # where it was not loaded before, the first new image has loaded it, if there was one and it was detected here
-        detector = detector_in_use(config.model, config.detect, REPORT_SAMPLES, config.read)
+        # else the first new image has loaded it, if there was one and it was detected here
+        in_use = detector_in_use(config.model, config.detect, graph.samples_kept(config), config.read)
+        detector = loading.result() if loading else in_use
     of_model = (detector or reports).model_stats(CANARY_SECONDS)
     return job.done(detector.ready_at if detector else launched_at), of_model
 

@@ -17,14 +17,15 @@ from pipeline import errors
 from pipeline.config import WriteConfig
 from pipeline.errors import DONE, FAILED, UserError
 from pipeline.log_lines import write_unlocked
+from pipeline.report.annotate import annotate
 from pipeline.report.page import render_report
-from pipeline.results.layout import EXPORTS, REPORT, SUMMARY
+from pipeline.results.layout import EXPORTS, REPORT, SUMMARY, is_sample_name, read_summary, sample_name
 from pipeline.results.run import Run, remove_abandoned
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import REPORT_SAMPLES, chosen
 from pipeline.stats.summary import RunFacts, left_out_line, summarise, to_json
-from pipeline.storage.files import exists, write_file
+from pipeline.storage.files import delete_files, write_file
 from pipeline.storage.globs import escape_glob
 
 _FRESH_SECONDS = 5.0
@@ -32,15 +33,22 @@ _FRESH_SECONDS = 5.0
 
 @dataclasses.dataclass(frozen=True)
 class JobReport:
-    """Makes the reports of a job and its exit code; a stream never fails for its share of dead letters."""
+    """Makes the reports of a job and its exit code.
+
+    Attributes:
+      results: The results folder.
+      write: How many samples go to files and to the report.
+      max_dead_share: The job fails if a larger share of the images that it tried failed; a stream never fails for it.
+    """
 
     results: str
     write: WriteConfig
     max_dead_share: float = 1.0
 
     def finish(self, stats: JobStats, facts: RunFacts, run: str) -> int:
-        """Writes summary and report of a run, prints the outcome in a few lines, and returns the exit code."""
+        """Writes summary, report and samples of a run, prints the outcome in a few lines, and returns the exit code."""
         summary = summarise(stats, facts)
+        PROCESS.summary = {"run": run, **summary}
         self._write(summary, stats, run)
         self._say(summary, stats.canary.line() if stats.canary else "")
         return self._judge(summary["images"], stats)
@@ -51,27 +59,39 @@ class JobReport:
             "detections/": detected,
             "dead_letters/": dead,
             f"{EXPORTS}/": detected and bool(self.write.export),
+            "samples/": detected and self.write.samples > 0,
         }
         return [REPORT, SUMMARY, *(name for name, wanted in optional.items() if wanted)]
 
     def _write(self, summary: dict[str, Any], stats: JobStats, run: str) -> None:
         """Writes the reports to `runs/<run>/`, then their copies to the top if the run has tried any image; the summary last."""
+        wanted = max(self.write.samples, REPORT_SAMPLES)
+        drawn = [(sample, jpeg) for sample in chosen(stats.pictures, wanted) if (jpeg := annotate(sample[1]))]
+        contents = {
+            sample_name(number, image.ref.uri): jpeg for number, ((_, image), jpeg) in enumerate(drawn[: self.write.samples], 1)
+        }
+        about = {"run": run, "samples": list(contents)}
         examples = [letter for letters in stats.dead_examples.values() for letter in letters]
-        report = render_report(summary, chosen(stats.pictures, REPORT_SAMPLES), examples)
-        contents = {REPORT: report.encode("utf-8", "backslashreplace"), SUMMARY: to_json({**summary, "run": run})}
-        has_tried = summary["images"]["read"] > summary["images"]["skipped"] or not exists(f"{self.results}/{SUMMARY}")
+        disagreements = stats.canary.pictures() if stats.canary else []
+        report = render_report(summary, [sample for sample, _ in drawn[:REPORT_SAMPLES]], examples, disagreements)
+        contents[REPORT] = report.encode("utf-8", "backslashreplace")
+        contents[SUMMARY] = to_json({**summary, **about})
+        stale = [each for each in read_summary(self.results).get("samples", ()) if each not in contents and is_sample_name(each)]
+        has_tried = summary["images"]["read"] > summary["images"]["skipped"] or not read_summary(self.results)
         is_newest = has_tried and not _is_fresh(f"{self.results}/{SUMMARY}")
         for folder in (Run(self.results, run).reports, *([self.results] if is_newest else [])):
             for each, content in contents.items():
                 write_file(f"{folder}/{each}", content, Run(self.results, run).folder)
+        delete_files(f"{self.results}/{each}" for each in stale if is_newest)
 
     def _say(self, summary: dict[str, Any], canary: str) -> None:
         images = summary["images"]
         before = f" ({summary['done_before']} of them done before)" if summary["done_before"] else ""
+        submission = f" and {summary['submission_seconds']:.1f} s of submission" if "submission_seconds" in summary else ""
         print(
             f"{images['read']} images read: {images['detected']} detected, {images['dead']} dead, {images['skipped']} skipped"
             f"{before}; {summary['detections']} objects; {summary['images_per_second']:.1f} images/s in "
-            f"{summary['wall_seconds']:.1f} s after {summary['startup_seconds']:.1f} s of start-up"
+            f"{summary['wall_seconds']:.1f} s after {summary['startup_seconds']:.1f} s of start-up{submission}"
         )
         if summary["done_before"] and images["read"] == images["skipped"]:
             print(

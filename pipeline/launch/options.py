@@ -89,7 +89,7 @@ def checked_job(config: Config, beam_flags: Sequence[str], command: str, started
     if config.mode == "streaming":
         runner.check_stream(options)
     _check_workers(config, runner, options)
-    _set_unless_asked(options, runner)
+    _set_unless_asked(options, runner, config.mode)
     end_bundles_promptly()
     return Job(config, runner, options, command, started_at)
 
@@ -135,12 +135,12 @@ def _check_workers(config: Config, runner: Runner, options: PipelineOptions) -> 
                 )
 
 
-def _set_unless_asked(options: PipelineOptions, runner: Runner) -> None:
+def _set_unless_asked(options: PipelineOptions, runner: Runner, mode: str) -> None:
     """Sets the options that all jobs on a runner have, unless the user sets others."""
     setup, debug = options.view_as(SetupOptions), options.view_as(DebugOptions)
     if setup.save_main_session is None:
         setup.save_main_session = False  # steps import what they need; none needs a pickle of `__main__`
-    for experiment in runner.experiments:
+    for experiment in (*runner.experiments, *(runner.stream_experiments if mode == "streaming" else ())):
         if not debug.lookup_experiment(experiment.removeprefix("no_")):
             debug.add_experiment(experiment)
 

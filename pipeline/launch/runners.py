@@ -5,14 +5,16 @@ A new runner is one row here and one line in the table of docs/streaming.md; a t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import operator
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from pipeline.beam_internals import drain_dataflow_job
 from pipeline.errors import RunnerError
-from pipeline.launch import dataflow, flink
+from pipeline.launch import dataflow, flink, prism
 
 
 def _nothing(*_: Any) -> str:
@@ -22,29 +24,55 @@ def _nothing(*_: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Runner:
-    """What a runner can do."""
+    """What a runner can do.
 
-    name: str  # its name in the config
-    guarantee: str = ""  # when it acknowledges a stream's message, as a sentence; "" if it runs no streams
-    # whether each step runs in the launcher's process. Then the model is loaded, images are counted and duplicates are known
-    # there. Answers by request need that too, since the images of a request meet in memory
+    Attributes:
+      name: Its name in the config.
+      acknowledges: When it acknowledges a stream's message: "a message is acknowledged …"; "" if it runs no streams.
+      in_process: Whether each step runs in the launcher's process. Then the model is loaded, images are counted and duplicates
+        are known there. Answers by request need that too, since the images of a request meet in memory.
+      native_source: Whether a stream is read by Beam's own Pub/Sub source; else by the project's splittable DoFn.
+      no_stream: Why it cannot run a stream; "" if it can.
+      needs: Beam's flags that a job on it needs; of two with `or` between them one.
+      has_own_machines: Whether it starts machines by the resource hints of steps, which do not see the launcher's files.
+      experiments: Beam's experiments for its jobs, unless the user sets the opposite.
+      stream_experiments: More of them, for streams.
+      beam_name: The runner's name in Beam, or the full name of its class.
+      wait: Waits for the end of a job, given Beam's result; raises if the job failed.
+      end_stream: Makes a stream finish its work in flight, given Beam's result; for steps in other processes.
+      finalizes_early: Whether a checkpoint also finalizes bundles that ended after it began, so that only the next checkpoint
+        is sure to hold them.
+      check: Checks that the runner can be reached or started, given Beam's options; raises a `RunnerError` if not.
+      check_stream: Checks the options of a stream, and sets the defaults of all streams.
+      served: Keeps a server that the runner needs alive during a block, given Beam's options.
+    """
+
+    name: str
+    acknowledges: str = ""
     in_process: bool = False
-    native_source: bool = False  # whether a stream is read by Beam's own Pub/Sub source; else by the project's splittable DoFn
-    no_stream: str = ""  # why it cannot run a stream; "" if it can
-    needs: tuple[str, ...] = ()  # Beam's flags that a job on it needs; of two with `or` between them one
-    # whether it starts machines by the resource hints of steps, which do not see the launcher's files
+    native_source: bool = False
+    no_stream: str = ""
+    needs: tuple[str, ...] = ()
     has_own_machines: bool = False
-    experiments: tuple[str, ...] = ()  # Beam's experiments for its jobs, unless the user sets the opposite
-    beam_name: str = ""  # the runner's name in Beam, or the full name of its class
-    # waits for the end of a job, given Beam's result; raises if the job failed
+    experiments: tuple[str, ...] = ()
+    stream_experiments: tuple[str, ...] = ()
+    beam_name: str = ""
     wait: Callable[[Any], object] = operator.methodcaller("wait_until_finish")
-    # makes a stream finish its work in flight, given Beam's result; for steps in other processes
     end_stream: Callable[[Any], object] = _nothing
-    # whether a checkpoint also finalizes bundles that ended after it began, so that only the next checkpoint is sure to hold them
     finalizes_early: bool = False
-    # checks that the runner can be reached or started, given Beam's options; raises a `RunnerError` if not
     check: Callable[[Any], object] = _nothing
-    check_stream: Callable[[Any], object] = _nothing  # checks the options of a stream, and sets the defaults of all streams
+    check_stream: Callable[[Any], object] = _nothing
+    served: Callable[[Any], AbstractContextManager[object]] = contextlib.nullcontext
+
+    @property
+    def answers(self) -> bool:
+        """Whether one message can answer all images of a request."""
+        return self.in_process and not self.no_stream
+
+    @property
+    def guarantee(self) -> str:
+        """When a stream's messages are acknowledged, as a sentence."""
+        return f"a message is acknowledged {self.acknowledges}"
 
     def make(self) -> Any:
         """Beam's runner."""
@@ -53,24 +81,35 @@ class Runner:
         return create_runner(self.beam_name or self.name)
 
 
+_BY_CHECKPOINT = "at the checkpoint after the one that ends its bundle"
+
 RUNNERS = (
     # Beam itself would choose Prism if it finds it, and for streams a runner that acknowledges messages before it processes
-    # them. Its in-memory runner is faster.
+    # them. Its in-memory runner is faster (BENCHMARKS.md).
     Runner(
         "DirectRunner",
-        "a message is acknowledged when its answers are published",
+        "when its answers are published",
         in_process=True,
         beam_name="pipeline.launch.in_memory.InMemoryRunner",
     ),
     Runner(
+        "PrismRunner",
+        "when its answers are published",
+        in_process=True,
+        stream_experiments=("prism_disable_sdf_split",),  # a puller cannot be split
+        check=prism.prism_binary,
+        served=prism.running_prism,
+    ),
+    Runner(
         "FlinkRunner",
-        "a message is acknowledged at the checkpoint after the one that ends its bundle",
+        _BY_CHECKPOINT,
         beam_name="pipeline.launch.flink.FlinkRunner",
         finalizes_early=True,
         check_stream=flink.check_stream,
         end_stream=operator.methodcaller("stop"),
         needs=("--job_endpoint or --flink_job_server_jar",),
     ),
+    Runner("PortableRunner", _BY_CHECKPOINT, finalizes_early=True, needs=("--job_endpoint",)),
     Runner(
         "SparkRunner",
         # https://beam.apache.org/documentation/runners/capability-matrix/: neither of the two works on Spark
@@ -79,7 +118,7 @@ RUNNERS = (
     ),
     Runner(
         "DataflowRunner",
-        "a message is acknowledged when the runner's own state holds it",
+        "when the runner's own state holds it",
         native_source=True,
         needs=("--region", "--project", "--temp_location or --staging_location"),
         check=dataflow.check,

@@ -28,7 +28,6 @@ from pipeline.results.completion import RowVersion
 from pipeline.results.layout import check_output
 from pipeline.results.run import Run
 from pipeline.stats.process import PROCESS
-from pipeline.stats.samples import REPORT_SAMPLES
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.stream.check_pubsub import check_subscription, check_topic
 from pipeline.stream.run import RunSettings, opened
@@ -58,14 +57,19 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
 def _check_settings(config: Config) -> None:
     if len(config.input) != 1:
         raise InputError(f"expected one subscription as --input, got {len(config.input)} inputs")
-    for name, wanted in (("again", config.again), ("retry_dead", config.retry_dead), ("export", config.write.export)):
-        if wanted:
-            raise ConfigError(f"{name}: expected --mode batch")
+    if config.again:
+        raise ConfigError("again: expected --mode batch, since a stream detects whatever its messages name")
+    if config.retry_dead:
+        raise ConfigError(
+            "retry_dead: expected --mode batch; a stream retries the messages of a dead-letter topic given as --input"
+        )
     runner = runner_named(config.runner)
     if runner.no_stream:
         raise ConfigError(f"runner {runner.name}: {runner.no_stream}")
-    if config.stream.answer_topic and not runner.in_process:
-        able = " or ".join(other.name for other in RUNNERS if other.in_process)
+    if config.write.export:
+        raise ConfigError("export: expected --mode batch; detect-objects export exports the archive of a stream at any time")
+    if config.stream.answer_topic and not runner.answers:
+        able = " or ".join(other.name for other in RUNNERS if other.answers)
         raise ConfigError(f"answer_topic: answers by request need {able}, where all runs in one process; got {runner.name}")
 
 
@@ -89,8 +93,8 @@ def run(job: Job) -> int:
     bind_run_id(this_run.name)
     settings = _settings(job, this_run)
     with stopped_by_signals(), this_run.opened(), PROCESS.counting() as counted:
-        with opened(settings) as stream, contextlib.ExitStack() as shown:
-            reports = None if job.in_process else WorkerReports(this_run, REPORT_SAMPLES, streaming=True)
+        with opened(settings) as stream, runner.served(job.options), contextlib.ExitStack() as shown:
+            reports = None if job.in_process else WorkerReports(this_run, graph.samples_kept(config), streaming=True)
             stats = reports.now if reports else functools.partial(PROCESS.stats_of, counted)
             shown.enter_context(monitored(config, stats))
             model = reports or load_detector(config)

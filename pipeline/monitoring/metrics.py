@@ -64,14 +64,6 @@ def _batches(stats: JobStats) -> Buckets:
     return _buckets(_IMAGES, {float(size): batches for size, batches in stats.batches.items()}, float(total))
 
 
-def _model_events(stats: JobStats) -> dict[tuple[str], int]:
-    of_canary = ("images", "failed", "objects", "matched") if stats.canary else ()
-    return {
-        **{(event,): stats.model_events[event] for event in VERSION_EVENTS},
-        **{(f"canary_{name}",): getattr(stats.canary, name) for name in of_canary},
-    }
-
-
 def _threads(_stats: JobStats) -> int:
     return len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else threading.active_count()
 
@@ -124,8 +116,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         *("detection_model_events_total", "counter", "events"),
         "versions put into use while the job works (swaps), refused ones (refusals); of a canary: its images, the ones that it "
-        "failed on, the objects of both versions, and the pairs of objects that agree",
-        _model_events,
+        "failed on, the objects of both versions, the pairs of objects that agree, and its milliseconds",
+        lambda stats: {(event,): stats.model_events[event] for event in VERSION_EVENTS},
         ("event",),
     ),
     Metric(

@@ -70,15 +70,15 @@ def share(value: float | None) -> str:
     return MISSING if value is None else f"{100 * value:.1f} %"
 
 
-def duration(amount: object) -> str:
-    """A time in seconds in a readable unit, or a dash.
+def duration(amount: object, unit_s: float = 1.0) -> str:
+    """A time in a readable unit, or a dash; `unit_s` is the unit of the amount in seconds.
 
     >>> [duration(s) for s in (0, 0.0042, 0.155, 12.34, 185, 7384, 2_592_000, None)]
     ['0 s', '4.2 ms', '155 ms', '12.3 s', '3 min 05 s', '2 h 03 min', '30 d 0 h', '—']
     """
     if number(amount) == MISSING:
         return MISSING
-    value = float(str(amount))
+    value = float(str(amount)) * unit_s
     if value <= 0:
         return "0 s"
     if value < 1:

@@ -41,6 +41,7 @@ def render_report(
     summary: Mapping[str, Any],
     samples: Sequence[Picture],
     dead_letters: Sequence[DeadLetter],
+    disagreements: Sequence[Picture] = (),
     live: Mapping[str, Any] | None = None,
 ) -> str:
     """The report page as a complete HTML document.
@@ -49,6 +50,7 @@ def render_report(
       summary: The result of `summarise`.
       samples: Results to show as pictures, each with its purpose; one without a thumbnail gets a placeholder.
       dead_letters: All or examples of each reason.
+      disagreements: Images on which the canary and the version in use differ, each twice: one result after the other.
       live: Further values of `live.html`, for a job that still runs, which also has images in flight.
     """
     images, unit = summary["images"], "messages" if summary["mode"] == "streaming" else "images"
@@ -74,6 +76,7 @@ def render_report(
         "samples": [_sample(*picture) for picture in samples],
         **_charts(summary, unit),
         "canary": summary.get("canary"),
+        "disagreements": [_sample(*picture) for picture in disagreements],
         "model_settings": list(_flatten(summary["model"])),
         "changed": changed,
         "unchanged": unchanged,
@@ -114,6 +117,7 @@ def _facts(summary: Mapping[str, Any], unit: str) -> list[tuple[str, str]]:
         (f"{unit.capitalize()} per second", number(summary["images_per_second"], 1)),
         ("Wall time", duration(summary["wall_seconds"])),
         ("Start-up", duration(summary["startup_seconds"])),
+        *([("Submission", duration(summary["submission_seconds"]))] if "submission_seconds" in summary else []),
         ("Detections", number(found)),
         ("Per image", number(found / detected if detected else None, 1)),
         ("Per model call", number(detected / calls if calls else None, 1)),
@@ -129,12 +133,14 @@ def _charts(summary: Mapping[str, Any], unit: str) -> dict[str, Any]:
         for key, what in _LATENCIES.items()
         for name, ms in summary.get(key, {}).items()
     ]
+    slowest = summary.get("over_time", {}).get("event_to_publish_ms")
     return {
-        "classes": _classes(summary["classes"]),
+        "classes": _classes(summary["classes"], summary["confidences"]["by_class"]),
         "classes_caption": f"{counted(len(summary['classes']), 'class', 'classes')} with detections",
-        "confidences": _confidences(summary["confidences"]),
+        "confidences": _confidences(summary["confidences"]["all"]),
         "threshold": (summary["config"].get("detect") or {}).get("score_threshold"),
         "throughput": line_over_time(summary["throughput"], summary["throughput_interval_s"], f"{unit}/s"),
+        "slowest": slowest and line_over_time(slowest["points"], slowest["interval_s"], "s", slowest=True),
         "batches": bars([(number(int(size)), n, number(n), "") for size, n in batches.items()]),
         "calls": counted(sum(batches.values()), "batch", "batches"),
         "stages": bars(
@@ -173,20 +179,28 @@ def _sample(purpose: str, image: DetectedImage) -> dict[str, Any]:
     }
 
 
-def _classes(classes: Mapping[str, int]) -> list[Bar]:
-    """The most frequent classes, and the sum of the others."""
+def _classes(classes: Mapping[str, int], bins: Mapping[str, Sequence[int]]) -> list[Bar]:
+    """The most frequent classes, some with their median confidence, and the sum of the others."""
     ordered = sorted(classes.items(), key=lambda named: -named[1])
-    rows = bars([(name, n, number(n), "") for name, n in ordered[:_SHOWN_CLASSES]])
+    shown = [(name, n, number(n), _median(bins[name]) if name in bins else "") for name, n in ordered[:_SHOWN_CLASSES]]
+    rows = bars(shown)
     if rest := ordered[_SHOWN_CLASSES:]:
         rows.append((counted(len(rest), "more class", "more classes"), [], number(sum(n for _, n in rest)), ""))
     return rows
 
 
+def _median(bins: Sequence[int]) -> str:
+    """The bin of the median confidence, in words."""
+    middle = next(n for n, below in enumerate(itertools.accumulate(bins)) if 2 * below >= sum(bins))
+    return f"median about {(middle + 0.5) / len(bins):.2f}"
+
+
 def _confidences(bins: Sequence[int]) -> list[Bar]:
-    """The bins, the highest first, down to the lowest with a detection."""
-    lowest = next((place for place, amount in enumerate(bins) if amount), len(bins))
-    shown = range(len(bins) - 1, lowest - 1, -1)
-    return bars([(f"{n / len(bins):.1f} to {(n + 1) / len(bins):.1f}", bins[n], number(bins[n]), "") for n in shown])
+    """Rows of two bins each, the highest first, down to the lowest with a detection."""
+    pairs = [(place / len(bins), sum(bins[place : place + 2])) for place in range(0, len(bins), 2)]
+    lowest = next((n for n, (_, amount) in enumerate(pairs) if amount), len(pairs))
+    width = 2 / len(bins)
+    return bars([(f"{start:.1f} to {start + width:.1f}", n, number(n), "") for start, n in reversed(pairs[lowest:])])
 
 
 def _reasons(dead_by_reason: Mapping[str, int], dead_letters: Sequence[DeadLetter]) -> list[dict[str, Any]]:

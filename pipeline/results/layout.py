@@ -2,8 +2,8 @@
 
     detections/20261121T020000Z-<run>-<uuid>.parquet      rows of detected images, with a view for people, .jsonl (see `shards`)
     dead_letters/20261121T020000Z-<run>-<uuid>.parquet    rows of images and messages that failed
-    runs/<run>/                                           reports of a run: summary.json, report.html
-    summary.json  report.html                             copies of the newest run's; samples/ in folders of 0.1.0
+    runs/<run>/                                           reports of a run: summary.json, report.html, samples/
+    summary.json  report.html  samples/                   copies of the newest run's
     exports/                                              rows in other formats (see `detect-objects export`)
     .staging-<run>/  .lock-<name>                         unfinished files; locks
 
@@ -17,19 +17,24 @@ import contextlib
 import datetime
 import errno
 import functools
+import json
 import os
+import posixpath
 import re
 import uuid
 from collections.abc import Callable, Iterable
+from typing import Any, TypedDict
+
+import msgspec
 
 from pipeline.config.paths import local_path
 from pipeline.errors import ConfigError, FullError, OutputError
-from pipeline.storage.files import UNFINISHED, create, delete_files, exists, is_own_file, make_folder, read_file
+from pipeline.storage.files import UNFINISHED, create, delete_files, exists, is_own_file, make_folder, read_checked, read_file
 from pipeline.storage.listing import files_of
 from pipeline.storage.waiting import waiting_for
 
 DETECTIONS, DEAD_LETTERS = "detections", "dead_letters"
-SUMMARY, REPORT = "summary.json", "report.html"
+SUMMARY, REPORT, SAMPLES = "summary.json", "report.html", "samples"
 RUNS, EXPORTS = "runs", "exports"
 STAGING = UNFINISHED
 MADE_BY = b"made by detect-objects"  # marks pages and pictures of this program
@@ -43,12 +48,17 @@ _OTHERS = re.compile(
 _OLDER = re.compile(r"/(detections|dead_letters)-([\w-]+-)?\d{5,}-of-\d{5,}\.jsonl$")
 _TIME = "%Y%m%dT%H%M%SZ"
 _MARK_BYTES = 4096  # the mark is in the first bytes of a page
+_STEM_BYTES = 120  # file systems bound a name's bytes, not its characters
 
 _FOLDERS_KNOWN = 4096
 # the slash before a name of this program; most paths have none
 _MAY_BE_OURS = re.compile(
     r"/(?=(?:detections|dead_letters|exports|samples|runs)/|\.staging-|\.lock-|summary\.json$|report\.html$)"
 )
+
+
+class _Summary(TypedDict):
+    samples: list[str]
 
 
 def time_in_name(seconds: float) -> str:
@@ -58,6 +68,21 @@ def time_in_name(seconds: float) -> str:
     '20261121T020000Z'
     """
     return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).strftime(_TIME)
+
+
+def sample_name(number: int, uri: str) -> str:
+    """The name of an annotated image.
+
+    >>> sample_name(1, "gs://bucket/some/photo one.png")
+    'samples/001-photo_one.jpg'
+    """
+    stem = re.sub(r"[^\w.-]+", "_", posixpath.splitext(posixpath.basename(uri))[0])
+    return f"{SAMPLES}/{number:03d}-{stem.encode()[:_STEM_BYTES].decode('utf-8', 'ignore')}.jpg"
+
+
+def is_sample_name(name: str) -> bool:
+    """Whether an annotated image may have this name, which a summary that somebody planted may name too."""
+    return re.fullmatch(r"samples/\d{3,}-[\w.-]*\.jpg", name) is not None
 
 
 def is_result_name(name: str) -> bool:
@@ -102,6 +127,11 @@ def own_files(output: str, inputs: Iterable[str]) -> Callable[[str], bool]:
 def _holds_results(folder: str) -> bool:
     """Whether a folder has rows; looked up once for all its files."""
     return any(kind_of_rows(file.path) for kind in (DETECTIONS, DEAD_LETTERS) for file in files_of(f"{folder}/{kind}"))
+
+
+def read_summary(output: str) -> dict[str, Any]:
+    """What later runs need of the summary in a folder of results or reports; empty if there is none of this program."""
+    return read_checked(f"{output}/{SUMMARY}", lambda content: msgspec.convert(json.loads(content), _Summary)) or {}
 
 
 def check_reports(output: str) -> None:
@@ -154,7 +184,7 @@ def _write_probe(output: str) -> None:
     finally:  # a full disk takes the file, but not its content
         with contextlib.suppress(OSError):
             delete_files([probe])
-    for name in (DETECTIONS, DEAD_LETTERS, RUNS):
+    for name in (DETECTIONS, DEAD_LETTERS, SAMPLES, RUNS):
         if os.path.islink(f"{output}/{name}"):
             raise OutputError(f"output {output}: expected {name} to be a folder of its own, it is a link to another one")
 

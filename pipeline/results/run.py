@@ -1,7 +1,7 @@
 """A run: one execution of a job, with its name, its folder of unfinished files, and its reports.
 
 .staging-<run>/     unfinished files, which no reader looks at; it goes when the run ends
-runs/<run>/         summary.json, report.html: a run that has a summary is complete
+runs/<run>/         summary.json, report.html, samples/: a run that has a summary is complete
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Histograms with a bounded number of buckets: times by Prometheus's bounds, and images by the time of their result."""
+"""Histograms with a bounded number of buckets: times by Prometheus's bounds, and amounts by the time at which they occurred."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BOUNDS_S = (
     _LONGEST_S,
 )
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-_MOST_INTERVALS = 128  # a phone can still show so many steps of a line
+_MOST_INTERVALS = 1024  # the report draws at most 120 of them
 
 
 @dataclasses.dataclass
@@ -74,32 +74,34 @@ class Times:
 
 @dataclasses.dataclass
 class Intervals:
-    """Images by time, in intervals of equal length, which double when there are too many of them from the first to the last.
+    """Images, or other amounts, by time, in intervals of equal length, which double when there are too many of them.
 
     Intervals begin at multiples of their length since the epoch. So the same images give the same intervals, in any order and
-    grouping. A stream of 30 days ends with intervals of nine hours.
+    grouping. A stream of 30 days ends with intervals of 4,096 seconds.
 
     Attributes:
       seconds: Length of an interval, a power of two.
       counts: Images by number of the interval; intervals without images have no entry.
+      largest: Whether an interval keeps the largest of its amounts; else their sum.
     """
 
     seconds: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)] = 1
     counts: Counter[int] = dataclasses.field(default_factory=Counter)
+    largest: bool = False
 
-    def add(self, time_s: float, images: int = 1) -> None:
-        """Counts images at this time in seconds since the epoch."""
-        self.counts[int(time_s) // self.seconds] += images
-        while max(self.counts) - min(self.counts) >= _MOST_INTERVALS:
+    def add(self, time_s: float, amount: int = 1) -> None:
+        """Counts one image, or adds another amount of 0 or more, at this time in seconds since the epoch."""
+        self._put(int(time_s) // self.seconds, amount)
+        while len(self.counts) > _MOST_INTERVALS:
             self._double()
 
     def __add__(self, other: Intervals) -> Intervals:
-        """The images of both; shares nothing with them."""
+        """The amounts of both; shares nothing with them."""
         both = dataclasses.replace(self, counts=self.counts.copy())
         while both.seconds < other.seconds:
             both._double()
-        for number, images in other.counts.items():
-            both.add(number * other.seconds, images)
+        for number, amount in other.counts.items():
+            both.add(number * other.seconds, amount)
         return both
 
     def since_first(self) -> list[tuple[int, int]]:
@@ -107,8 +109,11 @@ class Intervals:
         first = min(self.counts, default=0)
         return [((number - first) * self.seconds, self.counts[number]) for number in sorted(self.counts)]
 
+    def _put(self, number: int, amount: int) -> None:
+        self.counts[number] = max(self.counts[number], amount) if self.largest else self.counts[number] + amount
+
     def _double(self) -> None:
         halves, self.counts = self.counts, Counter()
         self.seconds *= 2
-        for number, images in halves.items():
-            self.counts[number // 2] += images
+        for number, amount in halves.items():
+            self._put(number // 2, amount)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
@@ -16,62 +16,84 @@ from pipeline.stats.canary import CanaryStats, merge_canaries
 from pipeline.stats.histogram import Intervals, Times
 from pipeline.stats.samples import Ranked, keep, ranks
 
-VERSION_EVENTS = ("swaps", "refusals")
+VERSION_EVENTS = ("swaps", "refusals", "canary_images", "canary_failed", "canary_objects", "canary_matched", "canary_ms")
 STAGES = ("read", "decode", "postprocess")  # each image notes its time in these; the model's time is noted by batch
-BINS = 10  # of confidence; bin n begins at n / BINS
+BINS = 20  # of confidence; bin n begins at n / BINS
 OTHER_CLASSES = "(other classes)"
 MOST_OBJECTS = 1000
 _MOST_CLASSES = 1000  # COCO has 80, Open Images 601
-_MOST_KINDS = 50  # endings of files that are no images
+_MOST_COUNTS = 2 * _MOST_CLASSES * BINS
+_MOST_KINDS = 100  # endings of files that are no images
 _EXAMPLES = 20  # dead letters kept for the report, for each reason
 _EXAMPLE_CHARACTERS = 1000  # of each text in an example: a message may name a URI of megabytes
 _SUMS = (
-    *("read", "skipped", "done", "dead", "batches", "latencies", "publish_latencies", "finished"),
-    *("versions", "model_events", "objects", "outside", "classes", "confidences", "left_out"),
+    *("read", "skipped", "done", "dead", "batches", "latencies", "publish_latencies", "finished", "publish_ms"),
+    *("versions", "model_events", "objects", "outside", "confidences", "left_out"),
 )
 _LARGEST = ("last", "backlog_age_ms", "batch_sizes", "model_notes")
 
+ClassConfidences = Counter[tuple[str, Annotated[int, msgspec.Meta(ge=0, lt=BINS)]]]  # detections by class name and bin
 
-@dataclass
+
+@dataclasses.dataclass
 class JobStats:
     """Statistics of a part of a job; parts merge in any order, and none grows with the number of images.
 
     Each bundle of a batch job makes one of its rows, and Beam merges them for the summary. Each process keeps one for its display
     or its stream; a worker writes its own to a report file (see `pipeline.stats.worker_reports`). `pipeline.codec`
     serialises it. It has no lock: threads that share one hold a lock of their own.
+
+    Attributes:
+      read: Images listed, or requested by messages.
+      skipped: Images listed more than once, not wanted or done before; and listed files that are no images.
+      left_out: Of the skipped ones, the files that are no images, by kind.
+      done: Of the skipped ones, the images that an earlier run or a stream has done.
+      dead: Dead letters by (stage, reason).
+      confidences: Detections by (class name, bin of confidence).
+      batches: Device batches by batch size.
+      stages: Times of an image in each stage, of a batch in `model`; stages of different images overlap.
+      latencies: Times of images from the bytes in memory to the result.
+      publish_latencies: Of a stream, times from the event time to the publishing of the result.
+      backlog_age_ms: Age of the last message that a stream has read; 0 when none came for a while.
+      finished: Detected images by the time of their result.
+      publish_ms: Of a stream, the largest latency from event time to publishing, by the time of publishing.
+      pictures: Detected images with a thumbnail and their ranks, by purpose; see `pipeline.stats.samples`.
+      dead_examples: A few dead letters of each reason, with short texts and without payload.
+      versions: Images by the model's version.
+      last: (when, name, version) of the model last seen.
+      began: When a detector took the first of the detected images, seconds since the epoch.
+      model_events: What happened to model versions, by the name of the Beam counter: `swaps`, `refusals`, `canary_*`.
+      batch_sizes: The allowed batch sizes of the model in use; empty if unknown.
+      canary: Comparison of the newest canary with the version in use.
+      model_notes: What a person should know of how the model in use runs.
+      objects: Detected images by number of objects; numbers above `MOST_OBJECTS` count as that.
+      outside: Objects whose box lies for the most part outside of its image.
     """
 
-    read: int = 0  # images listed, or requested by messages
-    skipped: int = 0  # images listed more than once, not wanted or done before; and listed files that are no images
-    left_out: Counter[str] = field(default_factory=Counter)  # of the skipped ones, the files that are no images, by kind
-    done: int = 0  # of the skipped ones, the images that an earlier run or a stream has done
-    dead: Counter[tuple[str, str]] = field(default_factory=Counter)  # dead letters by (stage, reason)
-    classes: Counter[str] = field(default_factory=Counter)  # detections by class name
-    # detections by bin of confidence
-    confidences: Counter[Annotated[int, msgspec.Meta(ge=0, lt=BINS)]] = field(default_factory=Counter)
-    batches: Counter[int] = field(default_factory=Counter)  # device batches by batch size
-    # times of an image in each stage, of a batch in `model`; stages of different images overlap
-    stages: dict[str, Times] = field(default_factory=dict)
-    latencies: Times = field(default_factory=Times)  # times of images from the bytes in memory to the result
-    # of a stream, times from the event time to the publishing of the result
-    publish_latencies: Times = field(default_factory=Times)
-    backlog_age_ms: float = 0.0  # age of the last message that a stream has read; 0 when none came for a while
-    finished: Intervals = field(default_factory=Intervals)  # detected images by the time of their result
-    # detected images with a thumbnail and their ranks, by purpose; see `pipeline.stats.samples`
-    pictures: Ranked[DetectedImage] = field(default_factory=dict)
-    # a few dead letters of each reason, with short texts and without payload
-    dead_examples: dict[str, list[DeadLetter]] = field(default_factory=dict)
-    versions: Counter[str] = field(default_factory=Counter)  # images by the model's version
-    last: tuple[float, str, str] = (0.0, "", "")  # (when, name, version) of the model last seen
-    began: float = math.inf  # when a detector took the first of the detected images, seconds since the epoch
-    # what happened to model versions, by the name of the Beam counter: `swaps`, `refusals`
-    model_events: Counter[str] = field(default_factory=Counter)
-    batch_sizes: tuple[int, ...] = ()  # the allowed batch sizes of the model in use; empty if unknown
-    canary: CanaryStats | None = None  # comparison of the newest canary with the version in use
-    model_notes: tuple[str, ...] = ()  # what a person should know of how the model in use runs
-    # detected images by number of objects; numbers above `MOST_OBJECTS` count as that
-    objects: Counter[int] = field(default_factory=Counter)
-    outside: int = 0  # objects whose box lies for the most part outside of its image
+    read: int = 0
+    skipped: int = 0
+    left_out: Counter[str] = dataclasses.field(default_factory=Counter)
+    done: int = 0
+    dead: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
+    confidences: ClassConfidences = dataclasses.field(default_factory=Counter)
+    batches: Counter[int] = dataclasses.field(default_factory=Counter)
+    stages: dict[str, Times] = dataclasses.field(default_factory=dict)
+    latencies: Times = dataclasses.field(default_factory=Times)
+    publish_latencies: Times = dataclasses.field(default_factory=Times)
+    backlog_age_ms: float = 0.0
+    finished: Intervals = dataclasses.field(default_factory=Intervals)
+    publish_ms: Intervals = dataclasses.field(default_factory=lambda: Intervals(largest=True))
+    pictures: Ranked[DetectedImage] = dataclasses.field(default_factory=dict)
+    dead_examples: dict[str, list[DeadLetter]] = dataclasses.field(default_factory=dict)
+    versions: Counter[str] = dataclasses.field(default_factory=Counter)
+    last: tuple[float, str, str] = (0.0, "", "")
+    began: float = math.inf
+    model_events: Counter[str] = dataclasses.field(default_factory=Counter)
+    batch_sizes: tuple[int, ...] = ()
+    canary: CanaryStats | None = None
+    model_notes: tuple[str, ...] = ()
+    objects: Counter[int] = dataclasses.field(default_factory=Counter)
+    outside: int = 0
 
     @property
     def model(self) -> tuple[str, str]:
@@ -87,6 +109,14 @@ class JobStats:
     def detected(self) -> int:
         """Images with a result."""
         return len(self.latencies)
+
+    @property
+    def classes(self) -> Counter[str]:
+        """Detections by class name."""
+        classes: Counter[str] = Counter()
+        for (name, _), amount in self.confidences.items():
+            classes[name] += amount
+        return classes
 
     @property
     def failed(self) -> int:
@@ -107,8 +137,9 @@ class JobStats:
         """Counts detected images; keeps those that have a thumbnail and may be among the job's `samples` samples."""
         if not images:
             return
-        self.classes.update(name for image in images for name in image.detections.class_names)
-        self.confidences.update(confidence_bins(np.concatenate([image.detections.confidences for image in images])))
+        class_names = [name for image in images for name in image.detections.class_names]
+        confidences = np.concatenate([image.detections.confidences for image in images])
+        self.confidences.update(zip(class_names, confidence_bins(confidences), strict=True))
         self.objects.update(min(len(image.detections), MOST_OBJECTS) for image in images)
         self.outside += mostly_outside(images)
         timings = [image.timing for image in images]
@@ -168,8 +199,16 @@ class JobStats:
             self.stages.setdefault(stage, Times()).add(seconds)
 
     def _bound(self) -> None:
-        self.classes = _bounded(self.classes, _MOST_CLASSES, OTHER_CLASSES)
-        self.left_out = _bounded(self.left_out, _MOST_KINDS, "other")
+        """Sums the rare classes, and the rare kinds of files, once there are too many of them."""
+        if len(self.confidences) > _MOST_COUNTS:
+            frequent, counts = dict(self.classes.most_common(_MOST_CLASSES)), self.confidences
+            self.confidences = Counter()
+            for (name, number), amount in counts.items():
+                self.confidences[name if name in frequent else OTHER_CLASSES, number] += amount
+        if len(self.left_out) > _MOST_KINDS:
+            kept = Counter(dict(self.left_out.most_common(_MOST_KINDS // 2)))
+            kept["other"] += self.left_out.total() - kept.total()
+            self.left_out = kept
 
 
 def merge_stats(parts: Iterable[JobStats], samples: int) -> JobStats:
@@ -184,20 +223,11 @@ def confidence_bins(confidences: np.ndarray) -> list[int]:
     """The bin of each confidence. Confidences outside of 0..1 are in the first or last bin.
 
     >>> confidence_bins(np.array([0.0, 0.25, 1.0, np.nan, np.inf]))
-    [0, 2, 9, 0, 9]
+    [0, 5, 19, 0, 19]
     """
     within = np.fmin(np.fmax(confidences, 0), 1)  # not a number counts as 0
     bins: list[int] = np.minimum(within * BINS, BINS - 1).astype(int).tolist()
     return bins
-
-
-def _bounded(counts: Counter[str], most: int, other: str) -> Counter[str]:
-    """The counts, of which the rare ones are summed once there are more than twice as many as `most`."""
-    if len(counts) <= 2 * most:
-        return counts
-    kept = Counter(dict(counts.most_common(most)))
-    kept[other] += counts.total() - kept.total()
-    return kept
 
 
 def _cut(text: str) -> str:

@@ -1,6 +1,6 @@
 """The Beam metrics of a job; the same calls count to the `JobStats` of this process, if a display or a launcher reads these.
 
-docs/operations.md lists them. Times are in `JobStats` only, which workers report to the launcher.
+docs/operations.md lists them. Distributions hold whole numbers, hence microseconds.
 
 Beam keeps metrics by bundle and thread. So a DoFn calls these functions where it processes an element, never from the thread of a
 pool: there the counts would reach `JobStats` only.
@@ -15,13 +15,17 @@ from collections.abc import Mapping
 from apache_beam.metrics import Metrics
 
 from pipeline.records import DeadLetter, DetectedImage
-from pipeline.stats.job_stats import VERSION_EVENTS
+from pipeline.stats.job_stats import STAGES, VERSION_EVENTS
 from pipeline.stats.process import PROCESS
 
 NAMESPACE = "Detection"
 
 _log = logging.getLogger(__name__)
 _counters = {name: Metrics.counter(NAMESPACE, name) for name in ("read", "skipped", "detected", "dead", *VERSION_EVENTS)}
+_distributions = {
+    name: Metrics.distribution(NAMESPACE, name)
+    for name in ("batch_size", "model_us", *(f"{stage}_us" for stage in STAGES), "latency_ms", "backlog_age_ms")
+}
 
 
 def count_read(images: int = 1) -> None:
@@ -50,6 +54,12 @@ def count_results(*results: DetectedImage | DeadLetter) -> None:
     for name, amount in (("dead", len(dead)), ("detected", len(detected))):
         if amount:
             _counters[name].inc(amount)
+    for timing in (image.timing for image in detected):
+        for stage in STAGES:
+            _distributions[f"{stage}_us"].update(int(getattr(timing, stage) * 1e6))
+        if timing.led_batch:
+            _distributions["batch_size"].update(timing.led_batch)
+            _distributions["model_us"].update(int(timing.model * 1e6))
     with PROCESS.lock:
         for stats in PROCESS.counted:
             stats.add_detected(detected, PROCESS.samples)
@@ -58,7 +68,7 @@ def count_results(*results: DetectedImage | DeadLetter) -> None:
 
 
 def count_swaps(counts: Mapping[str, int]) -> None:
-    """Counts what happened to model versions: `swaps` and `refusals`."""
+    """Counts what happened to model versions: `swaps`, `refusals`, and the counts of a canary."""
     for name, times in counts.items():
         _counters[name].inc(times)
     with PROCESS.lock:
@@ -68,14 +78,17 @@ def count_swaps(counts: Mapping[str, int]) -> None:
 def note_published(image: DetectedImage, now: float) -> None:
     """Notes the latency of a stream's image from its event time, or without one from its bytes in memory, to its publishing."""
     latency_s = max(0.0, now - image.ref.event_time) if image.ref.event_time else image.timing.latency
+    _distributions["latency_ms"].update(int(latency_s * 1e3))
     with PROCESS.lock:
         for stats in PROCESS.counted:
             stats.publish_latencies.add([latency_s])
+            stats.publish_ms.add(now, round(latency_s * 1e3))
 
 
 def note_message(published_at: float) -> None:
     """Notes how long a message of a stream, published so many seconds after the epoch, had waited when it was read."""
     age_ms = max(0.0, time.time() - published_at) * 1e3
+    _distributions["backlog_age_ms"].update(int(age_ms))
     with PROCESS.lock:
         PROCESS.message_at = time.monotonic()
         for stats in PROCESS.counted:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from pipeline.stats.job_stats import JobStats
 
@@ -69,25 +69,40 @@ PARTS: dict[str, tuple[str, ...]] = {
 
 
 class ProcessState:
-    """What the steps of a process share; thread-safe."""
+    """What the steps of a process share; thread-safe.
+
+    Attributes:
+      counted: Statistics that grow with each count of this process; guarded by `lock`.
+      lock: For a moment only.
+      waiting_for: What the job waits for while no image is done; empty: nothing.
+      model: The model in use.
+      model_events: What happened to its versions, by the name of the Beam counter; guarded by `lock`.
+      entered: Staging folders of the runs that this process has joined as a worker; guarded by `entering`.
+      entering: Held while a worker checks what it can reach.
+      summary: The content of the last job's summary.json; empty before its end.
+      parts: The work of this process, by the name in `PARTS`.
+      failing: Services that fail and are tried again, `Pub/Sub`, `storage` or `archive`, with the error.
+      died: Threads of the run that failed, with the error.
+      samples: How many images with a thumbnail its statistics keep, for the report of a stream and the live page.
+      message_at: When a stream read its last message, in monotonic seconds.
+      stopped: Whether a signal has stopped the job; its steps, which run in threads, end at their next element.
+    """
 
     def __init__(self) -> None:
-        self.counted: list[JobStats] = []  # statistics that grow with each count of this process; guarded by `lock`
-        self.lock = threading.Lock()  # for a moment only
-        self.waiting_for = ""  # what the job waits for while no image is done; empty: nothing
-        self.model: Model | None = None  # the model in use
-        # what happened to its versions, by the name of the Beam counter; guarded by `lock`
+        self.counted: list[JobStats] = []
+        self.lock = threading.Lock()
+        self.waiting_for = ""
+        self.model: Model | None = None
         self.model_events: Counter[str] = Counter()
-        # staging folders of the runs that this process has joined as a worker; guarded by `entering`
         self.entered: set[str] = set()
-        self.entering = threading.Lock()  # held while a worker checks what it can reach
-        self.parts = {name: Part() for name in PARTS}  # the work of this process, by the name in `PARTS`
-        # services that fail and are tried again, `Pub/Sub`, `storage` or `archive`, with the error
+        self.entering = threading.Lock()
+        self.summary: dict[str, Any] = {}
+        self.parts = {name: Part() for name in PARTS}
         self.failing: dict[str, str] = {}
-        self.died: dict[str, str] = {}  # threads of the run that failed, with the error
-        self.samples = 0  # how many images with a thumbnail its statistics keep, for the report of a stream and the live page
-        self.message_at = -math.inf  # when a stream read its last message, in monotonic seconds
-        self.stopped = False  # whether a signal has stopped the job; its steps, which run in threads, end at their next element
+        self.died: dict[str, str] = {}
+        self.samples = 0
+        self.message_at = -math.inf
+        self.stopped = False
 
     def begin_counting(self) -> JobStats:
         """Statistics to which the steps of this process add all that they count from now on."""

@@ -4,40 +4,60 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pipeline.records import row_bytes
 from pipeline.secrets import with_public_addresses
-from pipeline.stats.job_stats import BINS, MOST_OBJECTS, JobStats
+from pipeline.stats.job_stats import BINS, MOST_OBJECTS, OTHER_CLASSES, JobStats
 
 _KINDS_SHOWN = 8
+_SHOWN_CLASSES = 12
 _IMAGES_FULL, _IMAGES_EMPTY = 20, 200  # fewer images prove nothing
 _SHARE_FULL, _SHARE_OUTSIDE = 0.9, 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class RunFacts:
-    """What the launcher of a job knows and the statistics do not; times are seconds since the epoch."""
+    """What the launcher of a job knows and the statistics do not; times are seconds since the epoch.
 
-    started_at: float  # when the program began
-    # when the model was loaded and warm, and the work began; of processes elsewhere, when they took the first image
+    Attributes:
+      started_at: When the program began.
+      ready_at: When the model was loaded and warm, and the work began.
+      finished_at: When the results had their final names.
+      command: The command line.
+      config: All settings, nested.
+      mode: `batch` or `streaming`.
+      model_path: Where the model was found.
+      submitted_at: When the launcher handed the job to a runner with processes of its own. From then to `ready_at` the runner
+        queues the job and starts workers, which load the model. 0: all steps ran in the launcher's process.
+    """
+
+    started_at: float
     ready_at: float
-    finished_at: float  # when the results had their final names
-    command: str  # the command line
-    config: Mapping[str, Any]  # all settings, nested
-    mode: str  # `batch` or `streaming`
-    model_path: str  # where the model was found
+    finished_at: float
+    command: str
+    config: Mapping[str, Any]
+    mode: str
+    model_path: str
+    submitted_at: float = 0.0
 
     def elsewhere(self, began: float) -> RunFacts:
-        """The facts of a job whose first detector on a worker took an image at `began`, which is infinite if none did."""
-        return dataclasses.replace(self, ready_at=min(max(began, self.ready_at), self.finished_at))  # clocks differ
+        """The facts of a job that was submitted at `ready_at`.
+
+        Args:
+          began: When the first detector of a worker took an image; infinite if none did.
+        """
+        ready_at = min(max(began, self.ready_at), self.finished_at) if math.isfinite(began) else self.ready_at  # clocks differ
+        return dataclasses.replace(self, submitted_at=self.ready_at, ready_at=ready_at)
 
 
 def summarise(stats: JobStats, facts: RunFacts) -> dict[str, Any]:
     """The content of summary.json."""
     wall = max(facts.finished_at - facts.ready_at, 1e-9)
+    slowest = {"interval_s": stats.publish_ms.seconds, "points": stats.publish_ms.since_first()}
     warnings = [*stats.model_notes, *doubts(stats, facts.config)]
     return {
         "images": {"read": stats.read, "detected": stats.detected, "dead": stats.failed, "skipped": stats.skipped},
@@ -46,19 +66,21 @@ def summarise(stats: JobStats, facts: RunFacts) -> dict[str, Any]:
         **({"mended": stats.detected} if facts.config.get("retry_dead") else {}),
         "images_per_second": round(stats.detected / wall, 3),
         "wall_seconds": round(wall, 3),
-        "startup_seconds": round(facts.ready_at - facts.started_at, 3),
+        "startup_seconds": round((facts.submitted_at or facts.ready_at) - facts.started_at, 3),
+        **({"submission_seconds": round(facts.ready_at - facts.submitted_at, 3)} if facts.submitted_at else {}),
         "batch_sizes": {str(size): stats.batches[size] for size in sorted(stats.batches)},
         "stage_seconds": {stage: round(times.total_s, 3) for stage, times in stats.stages.items()},
         "dead_by_reason": _summed((reason, n) for (_, reason), n in stats.dead.items()),
         "dead_by_stage": _summed((stage, n) for (stage, _), n in stats.dead.items()),
         "classes": dict(stats.classes.most_common()),
         "detections": stats.confidences.total(),
-        "confidences": [stats.confidences[number] for number in range(BINS)],
+        "confidences": _confidences(stats),
         **({"warnings": warnings} if warnings else {}),
         "latency_ms": stats.latencies.percentiles_ms(),
         **({"event_to_publish_ms": stats.publish_latencies.percentiles_ms()} if stats.publish_latencies else {}),
         "throughput": [list(interval) for interval in stats.finished.since_first()],
         "throughput_interval_s": stats.finished.seconds,
+        **({"over_time": {"event_to_publish_ms": slowest}} if slowest["points"] else {}),
         "model": {
             "name": stats.model[0],
             "version": stats.model[1],
@@ -103,6 +125,16 @@ def left_out_line(kinds: Mapping[str, int]) -> str:
 def to_json(summary: Mapping[str, Any]) -> bytes:
     """summary.json's bytes."""
     return row_bytes(summary, indent=2) + b"\n"
+
+
+def _confidences(stats: JobStats) -> dict[str, Any]:
+    """Detections by bin, of all classes and of the most frequent ones."""
+    named = Counter({name: amount for name, amount in stats.classes.items() if name != OTHER_CLASSES})
+    everything = [0] * BINS
+    for (_, number), amount in stats.confidences.items():
+        everything[number] += amount
+    rows = {name: [stats.confidences[name, n] for n in range(BINS)] for name, _ in named.most_common(_SHOWN_CLASSES)}
+    return {"all": everything, "by_class": rows}
 
 
 def _summed(counts: Iterable[tuple[str, int]]) -> dict[str, int]:

@@ -34,12 +34,19 @@ _REPORTS = "figures"
 
 @dataclasses.dataclass(frozen=True)
 class WorkerContext:
-    """What the workers of a job must reach."""
+    """What the workers of a job must reach.
 
-    run: Run  # the run
-    check_model: Callable[[], object]  # raises a `ModelError` if the model cannot be reached
-    launched_at: float = 0.0  # when the launcher made its folder, seconds since the epoch
-    watch: Callable[[], object] | None = None  # begins to watch the worker process, where a stuck one is ended
+    Attributes:
+      run: The run.
+      check_model: Raises a `ModelError` if the model cannot be reached.
+      launched_at: When the launcher made its folder, seconds since the epoch.
+      watch: Begins to watch the worker process, where a stuck one is ended.
+    """
+
+    run: Run
+    check_model: Callable[[], object]
+    launched_at: float = 0.0
+    watch: Callable[[], object] | None = None
 
     def check_worker(self) -> None:
         """Checks, once in each process and before it works, what it can reach; then reports to the launcher what it counts.

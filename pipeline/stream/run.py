@@ -88,7 +88,7 @@ class StreamRun:
         stream = settings.config.stream
         self.settings = settings
         self.threads = RunThreads()
-        PROCESS.samples = REPORT_SAMPLES
+        PROCESS.samples = max(PROCESS.samples, settings.config.write.samples, REPORT_SAMPLES)
         self.archive: Archive | None = None
         self._failed: dict[str, bool] = {}
         self._delayed_acks: dict[int, DelayedAcks] = {}

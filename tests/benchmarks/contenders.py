@@ -13,6 +13,7 @@ REFERENCE = "plain loop, float32"
 PLAIN_BF16 = "plain loop, bfloat16"
 OURS, OURS_BF16 = "ours, float32", "ours, bfloat16"
 CONFIG = "tests/benchmarks/ours.yaml"
+PRISM = Path(".tools/prism")
 
 
 class Contender(NamedTuple):
@@ -25,13 +26,16 @@ class Contender(NamedTuple):
 
 def own_contenders() -> dict[str, Contender]:
     """Those that live in the project's own environment."""
-    return {
+    found = {
         REFERENCE: _module("plain_loop"),
         "Beam as documented": _module("beam_documented"),
         OURS: ours(),
         PLAIN_BF16: _module("plain_loop", "--precision", "bfloat16"),
         OURS_BF16: ours("--precision", "bfloat16")._replace(against=PLAIN_BF16),
     }
+    if PRISM.exists():
+        found["ours on Prism, float32"] = ours("--runner", "PrismRunner", "--prism_location", str(PRISM))
+    return found
 
 
 def earlier_contenders(checkout: Path) -> dict[str, Contender]:

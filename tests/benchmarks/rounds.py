@@ -81,7 +81,7 @@ def _times(contender: Contender, watched: Watched, output: Path) -> tuple[float,
     """Start and end of a run's work, and when it loaded the model within it; seconds since the epoch."""
     if contender.is_ours:
         summary = json.loads((output / "summary.json").read_text())
-        start = watched.started_at + summary["startup_seconds"]
+        start = watched.started_at + summary["startup_seconds"] + summary.get("submission_seconds", 0.0)
         return start, start + summary["wall_seconds"], []
     lines = [line for line in watched.output.splitlines() if line.startswith(work.RESULT)]
     if not lines:

@@ -3,7 +3,8 @@
     throughput   images/s of a backlog, beside the batch job
     latency      p50 and p99 from publishing to receiving, for one image alone and at half of the throughput
 
-Publisher, emulator (Java), job and receivers share this machine's cores. Figures go to `.bench/streaming.json`.
+`--runner DirectRunner PrismRunner` measures these by turns. Publisher, emulator (Java), Prism and job share this machine's cores;
+so does everything here that receives. Figures go to `.bench/streaming.json`.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from pipeline.detect.detector import Detector
 from pipeline.detect.engine import FunctionEngine, ModelFailed, OutOfMemory
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.records import EncodedImage, ImageRef, identity_hash
+from pipeline.report.annotate import annotate
 from tests.detect.versioned_models import HW, TOY, look, opened_detectors, version_of, write_version
 from tests.tiny_models import png
 
@@ -66,7 +67,9 @@ def test_the_rows_are_those_of_the_version_in_use(model, open_detector, capfd):
     assert (shown.stable_images, shown.stable_failed) == (12, 0)
     assert (shown.agreement, round(shown.score_shift_sum / shown.matched, 4)) == (1.0, 0.01)
     assert 0 < sum(CHOSEN) < 12
-    assert shown.objects == 2 * sum(CHOSEN)
+    counted = detector.counted_swaps()
+    assert (counted["canary_images"], counted["canary_objects"]) == (sum(CHOSEN), 2 * sum(CHOSEN))
+    assert not detector.counted_swaps()
     assert "model detector: canary 8 also gets 40.0% of the images" in capfd.readouterr().err
 
 
@@ -85,13 +88,19 @@ def find_one(pixels):
     return {"boxes": np.array([[[0.25, 0.25, 0.5, 0.5]]], np.float32), "scores": np.array([[0.08]], np.float32)}
 
 
+def find_elsewhere(pixels):
+    """As many objects as the image is bright, and none where `find_one` finds one."""
+    corner, n = np.array([[[0.8, 0.8, 0.9, 0.9]]], np.float32), int(pixels.max())
+    return {"boxes": corner.repeat(n, 1), "scores": np.linspace([0.5], [0.6], n, dtype=np.float32).T}
+
+
 def loaded(version, run, **how):
     return LoadedModel(METADATA, version, Batcher(FunctionEngine(run, ONE, **how), HW))
 
 
-def detector_with(run, detect, **how):
+def detector_with(run, detect, samples=0, **how):
     """Version 7 finds one object in each image, and is sure to 0.07."""
-    detector = Detector(loaded("7", lambda pixels: {**find_one(pixels), "scores": np.float32([[0.07]])}), detect)
+    detector = Detector(loaded("7", lambda pixels: {**find_one(pixels), "scores": np.float32([[0.07]])}), detect, samples)
     detector.use_canary(loaded("8", run, **how))
     return detector
 
@@ -100,6 +109,22 @@ def shown_after(detector, images=IMAGES):
     """The results of images, and the figures of the canary."""
     with contextlib.closing(detector):
         return detector.detect(images), detector.canary_stats(WAIT_S)
+
+
+def test_the_images_that_differ_most_are_kept_for_the_report():
+    sizes = (3, 9, 1, 5, 2, 7)
+    images = [EncodedImage(ImageRef(f"{n}.png", signed_uri=f"{n}.png?secret"), image(n, bright=n).content) for n in sizes]
+    _, shown = shown_after(detector_with(find_elsewhere, dataclasses.replace(ALL, iou_threshold=1.0), samples=1), images * 2)
+    assert [(each.different, each.stable.ref.uri, each.canary.ref.uri) for each in shown.disagreements] == [
+        (1 + n, f"{n}.png", f"{n}.png") for n in (9, 7, 5, 3)
+    ]
+    assert [(title, len(image.detections)) for title, image in shown.pictures()[:2]] == [("version 7", 1), ("canary 8", 9)]
+    assert all(annotate(image) and not image.ref.signed_uri for _, image in shown.pictures())
+
+
+def test_a_report_without_pictures_keeps_no_image():
+    _, shown = shown_after(detector_with(find_elsewhere, ALL))
+    assert (shown.images, shown.disagreements) == (12, ())
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,18 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from pipeline.records import row_bytes
-from tests.conftest import without_progress, write_bright_image
+from tests.conftest import REPO, without_progress, write_bright_image
 from tests.forked_jobs import ForkedJob, Moment
 from tests.processes import wait_until
 from tests.shard_rows import rows_in
 
+needs_prism = pytest.mark.skipif(
+    not (REPO / ".tools" / "prism").exists(), reason="no Prism binary; `make prism` builds it where Go is installed"
+)
+RUNNERS = ["DirectRunner", pytest.param("PrismRunner", marks=needs_prism)]
 WORK_IMAGES = 2000
 
 

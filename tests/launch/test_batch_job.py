@@ -12,10 +12,13 @@ from tests.conftest import write_bright_image
 from tests.fixtures import fixtures_dir
 from tests.launch.jobs import (
     WORK_IMAGES,
+    files_of,
     images_of,
+    needs_prism,
     rows_by_name,
     rows_of,
     signal_at_work,
+    without_run,
     write_images,
     write_work,
 )
@@ -78,18 +81,32 @@ WHOLE = 40
 HOSTILE_NAME = "<img src=x onerror=alert(1)>.jpg"
 
 
-def test_the_contract_of_the_output(tmp_path, out, run_job, bright_model):
-    """Good, empty, broken and doubly named images: every one is counted once, and every promised file is there."""
-    folder = tmp_path / "mixed"
+@pytest.fixture(scope="module")
+def mixed_job(tmp_path_factory, run_job, bright_model):
+    """Runs a job with all that a job can write over good, black, empty and broken images, of which one is named twice.
+
+    Returns a function of the results folder and the runner; it returns what the job printed.
+    """
+    folder = tmp_path_factory.mktemp("mixed")
     for n in range(WHOLE):
         write_bright_image(folder / "sub" / f"{n}.png", (64 + n, 48), (10 + n % 20, 10, 30 + n % 20, 30))
     write_bright_image(folder / "black.png", (64, 48), (0, 0, 0, 0))
     (folder / "empty.jpg").write_bytes(b"")
     (folder / "text.jpg").write_text("no image at all")
     (folder / HOSTILE_NAME).write_bytes((folder / "black.png").read_bytes()[:60])
-    arguments = ["--input", f"{folder}/**/*.*", folder / "black.png", "--output", out, "--model", bright_model, "--export=coco"]
-    code, printed, error = run_job(*arguments)
-    assert code == 0, error
+    arguments = ["--input", f"{folder}/**/*.*", folder / "black.png", "--model", bright_model, "--export=coco", "--samples=2"]
+
+    def start(out, runner="DirectRunner"):
+        code, printed, error = run_job(*arguments, "--output", out, "--runner", runner)
+        assert code == 0, error
+        return printed
+
+    return start
+
+
+def test_the_contract_of_the_output(mixed_job, out):
+    """Good, empty, broken and doubly named images: every one is counted once, and every promised file is there."""
+    printed = mixed_job(out)
     summary = json.loads((out / "summary.json").read_text())
     assert summary["images"] == {"read": WHOLE + 5, "detected": WHOLE + 1, "dead": 3, "skipped": 1}
     assert f"{WHOLE + 5} images read: {WHOLE + 1} detected, 3 dead, 1 skipped" in printed
@@ -101,7 +118,7 @@ def test_the_contract_of_the_output(tmp_path, out, run_job, bright_model):
     assert summary["config"]["write"]["export"] == ["coco"]
     (run,) = (out / "runs").iterdir()
     assert run.name == summary["run"]
-    for name in ("summary.json", "report.html"):
+    for name in ("summary.json", "report.html", *summary["samples"]):
         assert (run / name).read_bytes() == (out / name).read_bytes(), "the reports on top are copies of the newest run's"
 
     rows = rows_of(out)
@@ -114,7 +131,22 @@ def test_the_contract_of_the_output(tmp_path, out, run_job, bright_model):
 
     report = (out / "report.html").read_text()
     assert "<img src=x" not in report and "&lt;img src=x onerror=alert(1)&gt;.jpg" in report
+    assert len(list((out / "samples").glob("*.jpg"))) == 2
     assert not list(out.glob(".*")), "staging is gone"
+
+
+@pytest.mark.matrix
+@needs_prism
+def test_prism_gives_the_same_rows_and_files_as_the_direct_runner(mixed_job, tmp_path):
+    """The runner is a setting, not a difference."""
+    direct, prism = tmp_path / "direct", tmp_path / "prism"
+    mixed_job(direct)
+    mixed_job(prism, "PrismRunner")
+    for kind in ("detections", "dead_letters"):
+        assert rows_of(prism, kind) == rows_of(direct, kind)
+    assert files_of(prism / "samples") == files_of(direct / "samples")
+    assert without_run(files_of(prism)) == without_run(files_of(direct))
+    assert images_of(prism) == images_of(direct)
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])

@@ -42,4 +42,5 @@ def test_processes_detect_and_the_launcher_loads_nothing_but_says_how_far_they_a
 
     summary = json.loads((out / "summary.json").read_text())
     assert summary["images"] == {"read": IMAGES, "detected": IMAGES, "dead": 0, "skipped": 0}
-    assert re.search(r"images/s in [\d.]+ s after [\d.]+ s of start-up\n", done.stdout)
+    assert summary["submission_seconds"] > 0
+    assert re.search(r"images/s in [\d.]+ s after [\d.]+ s of start-up and [\d.]+ s of submission\n", done.stdout)

@@ -46,7 +46,7 @@ def test_inputs_that_name_nothing_may_do_so_where_the_user_says_so(nothing, done
     before = (out / "summary.json").read_bytes()
     (earlier,) = (out / "runs").iterdir()
     inputs = [nothing[0], tmp_path / "2026-11-21/*.jpg", tmp_path / "absent.csv"]
-    code, printed, error = run_job("--input", *inputs, *done_before, "--allow-empty")
+    code, printed, error = run_job("--input", *inputs, *done_before, "--allow-empty", "--samples", 3)
     assert (code, error) == (0, "")
     assert "0 images read: 0 detected, 0 dead, 0 skipped" in printed
     assert printed.endswith(f"results of model {bright_model} in {out}: report.html, summary.json\n")
@@ -91,5 +91,5 @@ def test_a_thumbnail_that_is_no_picture_costs_the_job_its_sample_alone(tmp_path)
     """The statistics of workers pass storage, where somebody may plant any bytes."""
     stats = merge_stats([tally_of([detected(0, thumbnail=b"no picture")]), JobStats(read=1)], 3)
     facts = RunFacts(1000.0, 1002.5, 1004.5, "run", {}, "batch", "/m")
-    assert JobReport(str(tmp_path), WriteConfig(), 0.5).finish(stats, facts, "run") == DONE
-    assert "no picture kept" in (tmp_path / "report.html").read_text()
+    assert JobReport(str(tmp_path), WriteConfig(samples=3), 0.5).finish(stats, facts, "run") == DONE
+    assert json.loads((tmp_path / "summary.json").read_text())["samples"] == []

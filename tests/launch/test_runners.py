@@ -1,13 +1,20 @@
 """One table says what a runner can do: each row as a user meets it, and what of a command line reaches Beam."""
 
+import os
+import platform
+import shutil
 import socket
+import zipfile
 
+import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.portability.prism_runner import PrismJobServer
 
 from pipeline.config import load_config
 from pipeline.errors import ConfigError
 from pipeline.launch import options
+from pipeline.launch.prism import prism_binary
 from pipeline.launch.runners import RUNNERS, runner_named
 from tests.launch.jobs import write_images
 
@@ -25,14 +32,15 @@ REFUSED = {
         "job_endpoint localhost:1: expected <host>",
     ),
     "Dataflow without a project": (["--runner=DataflowRunner", "--region=europe-west1"], "expected --project and --temp"),
-    "no runner": (["--runner=Spark"], "expected DirectRunner, FlinkRunner, SparkRunner or DataflowRunner"),
+    "no runner": (["--runner=Spark"], "expected DirectRunner, PrismRunner, FlinkRunner, PortableRunner, SparkRunner or Dataflow"),
+    "no Prism": (["--runner=PrismRunner", "--prism_location=/nowhere/prism"], "/nowhere/prism: there is no such file"),
     # workers that are processes used to find no image, or to write where nobody looked
     "a relative input": ([*PROCESSES, "--input=photos/"], "input: expected gs:// or an absolute path, since workers begin in"),
     "a relative output": ([*PROCESSES, "--output=out/"], "output: expected gs:// or an absolute path, since workers begin in"),
     "an option that Beam refuses": (["--pickle_library=dill"], "pickle_library=dill"),
     "a stream in two processes": ([*STREAM, "--direct_running_mode=multi_processing"], "DirectRunner runs in one process; leave"),
     "a stream on Spark": ([*STREAM, "--runner=SparkRunner"], "runner SparkRunner: Spark has no bundle finalization"),
-    "answers on Flink": ([*STREAM, "--runner=FlinkRunner", f"--answer-topic={TOPIC}"], "need DirectRunner, where"),
+    "answers on Flink": ([*STREAM, "--runner=FlinkRunner", f"--answer-topic={TOPIC}"], "need DirectRunner or PrismRunner"),
     "Flink without REST": ([*STREAM, *ON_FLINK], "expected --flink_master <host>:<port> of Flink's REST API, by which a stream"),
     "Flink without checkpoints": ([*STREAM_ON_FLINK], "expected --checkpointing_interval with milliseconds, e.g. 10000: a"),
     "checkpoints switched off": ([*STREAM_ON_FLINK, "--checkpointing_interval=-1"], "expected --checkpointing_interval with"),
@@ -76,6 +84,27 @@ def test_what_a_config_switches_on_or_off_reaches_beam(given):
 def test_what_beam_would_not_notice_in_a_config_is_an_error(given, expected):
     with pytest.raises(ConfigError, match=expected):
         options.beam_options(load_config([], {"input": ["a"], "beam_options": given}), [])
+
+
+def test_prism_is_that_of_beams_release(tmp_path, monkeypatch):
+    """Neither the oldest one in Beam's cache nor what lies in the current folder."""
+    for name in (f"v{beam.__version__}", "v2.70.0", "v99.0.0"):
+        url = PrismJobServer(PipelineOptions([])).construct_download_url(name, platform.system(), platform.machine())
+        archive = tmp_path / "cache" / os.path.basename(url)
+        binary = archive.with_suffix("")
+        binary.parent.mkdir(exist_ok=True)
+        binary.write_text("#!/bin/sh\n")
+        binary.chmod(0o755)
+        with zipfile.ZipFile(archive, "w") as file:
+            file.write(binary, binary.name)
+    (tmp_path / ".tools").mkdir()
+    shutil.copy(binary, tmp_path / ".tools" / "prism")
+    monkeypatch.chdir(tmp_path)
+    for variable in ("PATH", "HOME"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    monkeypatch.setattr(PrismJobServer, "BIN_CACHE", str(tmp_path / "cache"))
+    folder, name = os.path.split(prism_binary(PipelineOptions([])))
+    assert folder == str(tmp_path / "cache") and name.startswith(f"apache_beam-v{beam.__version__}-prism-")
 
 
 def test_a_stream_on_flink_keeps_its_checkpoints_and_restarts_without_limit():

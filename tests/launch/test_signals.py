@@ -14,6 +14,7 @@ import pytest
 
 from tests.forked_jobs import Moment
 from tests.launch.jobs import files_of, write_images
+from tests.launch.test_notify import Webhook
 from tests.shard_rows import rows_in
 from tests.streaming_job import CONFIG, StreamingJob
 
@@ -123,12 +124,13 @@ def test_a_stream_finishes_what_it_has_when_nobody_reads_its_errors(tmp_path, pu
 
 
 def test_a_stream_whose_summary_cannot_be_written_is_one_line(tmp_path, pubsub_emulator, bright_model):
-    """No traceback, and exit code 1."""
+    """No traceback, exit code 1, and whoever is notified gets the reason."""
     gone = Moment("os:replace", 1, "fails", "/summary.json")
-    with StreamingJob(pubsub_emulator, tmp_path, bright_model, at=gone) as job:
+    with Webhook(200) as webhook, StreamingJob(pubsub_emulator, tmp_path, bright_model, "--notify", webhook.url, at=gone) as job:
         assert job.signal(signal.SIGTERM) == 1, job.output()
     *_, last = job.output().splitlines()
     assert "Traceback" not in job.output() and re.match("error: the job failed: .*No space left", last)
+    assert [f"error: {told['error']}" for told in webhook.got] == [last]
 
 
 def test_a_signal_while_the_model_loads_stops_a_stream(tmp_path, run_job, pubsub_emulator, bright_model):

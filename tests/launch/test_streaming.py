@@ -16,7 +16,7 @@ import pytest
 from pipeline import run
 from pipeline.records import row_bytes
 from tests.conftest import write_bright_image
-from tests.launch.jobs import rows_of
+from tests.launch.jobs import needs_prism, rows_of
 from tests.processes import wait_until
 from tests.shard_rows import rows_in
 from tests.streaming_job import CONFIG, CuttableProxy, StreamingJob
@@ -143,11 +143,13 @@ def test_sigterm_ends_the_job_well(ended):
     assert in_batches >= IMAGES and in_batches / sum(sizes.values()) > max(sizes) / 2, "whatever the sizes of the requests"
 
 
+@pytest.mark.parametrize("runner", ["direct", pytest.param("prism", marks=(needs_prism, pytest.mark.matrix))])
 def test_a_message_is_acknowledged_only_when_its_row_is_durable_and_published(
-    pubsub_emulator, tmp_path, bright_model, bright_png
+    pubsub_emulator, tmp_path, bright_model, bright_png, runner
 ):
     """Killed after each of these steps the job loses nothing: what was not acknowledged comes again, under the same id."""
-    job = StreamingJob(pubsub_emulator, tmp_path, bright_model, "--shard-seconds", "1")
+    config = f"configs/streaming_pubsub_{runner}.yaml"
+    job = StreamingJob(pubsub_emulator, tmp_path, bright_model, "--shard-seconds", "1", config=config)
     ids: collections.defaultdict[str, set[str]] = collections.defaultdict(set)
 
     def published() -> set[str]:

@@ -7,7 +7,6 @@ import pytest
 from pipeline.failures import REASONS
 from pipeline.monitoring import metrics
 from pipeline.records import DeadLetter, DetectedImage, ImageRef, Timing
-from pipeline.stats.canary import CanaryStats
 from pipeline.stats.histogram import Times
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PARTS
@@ -34,8 +33,7 @@ def some_stats() -> JobStats:
     for stage, reason in (("read", "not_allowed"), ("message", "not_allowed"), ("decode", "empty")):
         stats.add_dead(DeadLetter(ImageRef("c"), stage, reason, "", b""))
     stats.batch_sizes, stats.backlog_age_ms = (1, 8), 1500.0
-    stats.model_events.update(swaps=1)
-    stats.canary = CanaryStats("8", "7", images=3, matched=2)
+    stats.model_events.update(swaps=1, canary_images=3, canary_ms=250)
     return stats
 
 
@@ -61,7 +59,7 @@ def test_counts_are_those_of_the_statistics():
         ("backlog_age_seconds",): 1.5,
         ("model_info", "bright", "1"): 1,
         ("model_events_total", "swaps"): 1,
-        ("model_events_total", "canary_matched"): 2,
+        ("model_events_total", "canary_ms"): 250,
         ("stage_seconds_count", "decode"): 2,
         ("stage_seconds_sum", "decode"): pytest.approx(0.008),
         ("stage_seconds_bucket", "0.0025", "decode"): 0,

@@ -104,9 +104,13 @@ def a_summary(word="word", **changes):
             "dead_by_stage": {word: 11},
             "classes": {word: 20, f"{word} 2": 10},
             "detections": 30,
-            "confidences": [0] * 2 + [3, 7] + [0] * 5 + [20],
+            "confidences": {
+                "all": [0] * 5 + [3, 7] + [0] * 11 + [5, 15],
+                "by_class": {word: [0] * 18 + [5, 15], f"{word} 2": [0] * 5 + [3, 7] + [0] * 13},
+            },
             "latency_ms": {"p50": 612, "p90": 980.2, "p99": 1410, "max": 1893},
             "throughput": [[0, 11], [1, 50], [3, 49]],
+            "over_time": {"event_to_publish_ms": {"interval_s": 1, "points": [[0, 40], [2, 60]]}},
             "model": {"name": word, "version": word, "path": word, word: [word]},
             "canary": CanaryStats("8", "7").as_dict() | {"version": word, "stable": word, "why_no_images": word},
             "config": {
@@ -140,7 +144,7 @@ def test_hostile_text_is_readable_and_no_tag_attribute_or_address_comes_from_it(
     for tag, name, value in page.attributes:
         assert not name.startswith("on") and name != "style"
         if (tag, name) == ("a", "href"):  # what a reader may follow; the page does not load it
-            assert re.fullmatch(r"#sample-\d+(-below)?|(file:///|https://)[!-~]*", value), value[:50]
+            assert re.fullmatch(r"#(sample|differ)-\d+(-below)?|(file:///|https://)[!-~]*", value), value[:50]
         elif name in {"src", "href", "action", "data", "srcset", "ping", "formaction", "xlink:href"}:
             assert re.fullmatch(r"data:(image/jpeg;base64,[A-Za-z0-9+/=]+|,)", value), (tag, name, value[:50])
     (css,) = page.text_of("style")
@@ -203,6 +207,7 @@ def test_confidences_are_shown_in_tenths_down_to_the_threshold():
         *(("0.3 to 0.4", "7"), ("0.2 to 0.3", "3")),
     ]
     assert "Below 0.25, the threshold, none is kept." in page.text
+    assert [note for note in page.text_of("td") if note.startswith("median")] == ["median about 0.97", "median about 0.33"]
 
 
 def test_each_sample_has_its_picture_its_name_and_its_detections():
@@ -255,7 +260,7 @@ def test_the_page_has_language_title_and_one_main_heading():
     assert ("html", "lang", "en") in page.attributes
     assert page.text_of("title")[0] == "Detection report: 1,820 images"
     assert page.text_of("h1") == ["Detection report"]
-    assert len(page.text_of("h2")) == len(set(page.text_of("h2"))) == 12
+    assert len(page.text_of("h2")) == len(set(page.text_of("h2"))) == 13
     assert all(value for tag, name, value in page.attributes if (tag, name) in {("img", "alt"), ("svg", "aria-label")})
 
 

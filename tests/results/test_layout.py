@@ -5,7 +5,7 @@ import os
 import pytest
 
 from pipeline.errors import OutputError
-from pipeline.results.layout import check_output, is_result_name
+from pipeline.results.layout import check_output, is_result_name, is_sample_name, sample_name
 from pipeline.results.shards import list_shards
 
 SHARD = "20261121T020000Z-3f2a9c01b2d4-" + "0123456789abcdef" * 2
@@ -14,13 +14,14 @@ OWN = [
     f"detections/{SHARD}.jsonl",
     f"dead_letters/{SHARD}.parquet",
     f"detections/{SHARD.replace('3f2a9c01b2d4', 'compact')}.parquet",
-    "samples/001-a.jpg",
-    "samples/1234-ä_b_.jpg",
+    sample_name(1, "gs://bucket/a.png"),
+    sample_name(1234, "in/ä b?\udc80.jpg"),
+    sample_name(1, ".jpg"),
     "summary.json",
     "report.html",
     "exports/coco/results.json",
     "runs/3f2a9c01-20261121T020000Z/summary.json",
-    "runs/3f2a9c01/samples/001-a.jpg",
+    f"runs/3f2a9c01/{sample_name(1, 'a.png')}",
     ".staging-0123456789ab/figures/a\nb",
     "detections/.staging-0123456789ab",
     ".lock-0123456789abcdef",
@@ -63,6 +64,19 @@ def test_shards_are_listed_by_kind_and_whatever_else_lies_there_is_none(tmp_path
     assert sorted(os.path.relpath(shard.path, output) for shard in list_shards(str(output))) == sorted(shards)
     assert [os.path.relpath(shard.path, output) for shard in list_shards(str(output), ("dead_letters",))] == [OWN[2]]
     assert list_shards(f"{tmp_path}/absent") == []
+
+
+@pytest.mark.parametrize(
+    ("uri", "name"),
+    [
+        ("gs://b/deep/photo one.tar.png", "samples/007-photo_one.tar.jpg"),
+        ("猫" * 82 + ".jpg", "samples/007-" + "猫" * 40 + ".jpg"),
+        ("a\udc80b.jpg", "samples/007-a_b.jpg"),
+        ("inline:", "samples/007-inline_.jpg"),
+    ],
+)
+def test_samples_are_named_after_their_images_in_bounded_bytes(uri, name):
+    assert sample_name(7, uri) == name and is_sample_name(name)
 
 
 @pytest.mark.parametrize("write", [True, False])

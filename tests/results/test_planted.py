@@ -1,27 +1,32 @@
 """What a power cut or somebody else leaves in a results folder: nothing runs, nothing outside is touched, no job ends for it."""
 
+import json
 import os
 import pickle
 import shutil
 import time
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 
 from pipeline import compact as compaction
 from pipeline.config import WriteConfig
 from pipeline.errors import BusyError, OutputError
 from pipeline.launch.finalize import JobReport
+from pipeline.records import DetectedImage, Detections, ImageRef
 from pipeline.results.compact import compact
-from pipeline.results.layout import check_output, check_reports
+from pipeline.results.layout import DETECTIONS, check_output, check_reports
 from pipeline.results.lock import locked
 from pipeline.results.run import Run, remove_abandoned
+from pipeline.results.shards import list_shards
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.summary import RunFacts
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.files import write_file
 from pipeline.write.write_shards import read_stats
-from tests.shard_rows import detected, write_rows
+from tests.shard_rows import detected, rows_in, write_rows
 
 
 @pytest.fixture
@@ -102,12 +107,39 @@ def test_what_a_run_would_replace_of_somebody_else_is_refused_in_one_line(name, 
         check_reports(output)
 
 
-def test_reports_of_this_program_are_replaced(output):
+def reported(output, samples):
+    """Writes the reports of a run with one image."""
+    thumbnail = cv2.imencode(".jpg", np.zeros((48, 64, 3), np.uint8))[1].tobytes()
+    nothing = Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.int32), np.zeros(0, np.float32), ())
+    stats = JobStats(read=1)
+    stats.add_detected([DetectedImage(ImageRef("a.jpg"), 64, 48, "m", "1", nothing, thumbnail=thumbnail)], 3)
     facts = RunFacts(0.0, 1.0, 2.0, "command", {}, "batch", "model")
-    JobReport(output, WriteConfig()).finish(JobStats(read=1, skipped=1), facts, "0a1b")
+    JobReport(output, WriteConfig(samples=samples)).finish(stats, facts, "0a1b")
+
+
+def test_what_this_program_wrote_is_replaced_and_samples_of_somebody_else_stay(output):
+    for name in ("samples/003-photo.jpg", "samples/mine.jpg"):
+        write_file(f"{output}/{name}", b"photo")
+    reported(output, 1)
     check_reports(output)
+    reported(output, 0)
+    assert sorted(os.listdir(f"{output}/samples")) == ["003-photo.jpg", "mine.jpg"]
     os.remove(f"{output}/summary.json")
     check_reports(output)
+
+
+@pytest.mark.parametrize(
+    "listed", ["../secret.txt", "photo.jpg", "detections", "exports/../../secret.txt", "samples/.staging-a/../../../secret.txt"]
+)
+def test_a_planted_summary_has_nothing_deleted_that_is_no_sample(listed, output):
+    write_file(f"{output}/photo.jpg", b"photo")
+    reported(output, 0)
+    shards = [os.path.relpath(shard.path, output) for shard in list_shards(output, (DETECTIONS,))]
+    summary = json.loads(Path(f"{output}/summary.json").read_text())
+    write_file(f"{output}/summary.json", json.dumps({**summary, "samples": [listed, *shards]}).encode())
+    reported(output, 0)
+    assert Path(f"{output}/photo.jpg").read_bytes() == b"photo"
+    assert [row["image"]["uri"] for row in rows_in(output)] == ["a", "b"]
 
 
 def test_a_folder_of_results_that_is_a_link_is_refused(output, tmp_path, capsys):

@@ -1,9 +1,12 @@
 """The figures of a canary, as the summary, the lines and the report have them."""
 
+import dataclasses
+
 import pytest
 
+from pipeline.codec import pack, unpack
 from pipeline.report.page import render_report
-from pipeline.stats.canary import CanaryStats, merge_canaries
+from pipeline.stats.canary import CanaryStats, Disagreement, merge_canaries
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.summary import RunFacts, summarise
 from tests.report.test_page import Page, sample
@@ -42,7 +45,26 @@ def test_the_figures_of_all_processes_add_up(figures, merged):
     assert merge_canaries(CanaryStats(*each) for each in figures) == (merged and CanaryStats(*merged))
 
 
-def test_the_report_has_a_part_for_a_canary():
-    page = Page(render_report(summary(CanaryStats("8", "7", images=1)), [sample()], []))
-    assert "Version 8 beside version 7." in page.text
+def disagreement(different, uri, thumbnail=b""):
+    _, image = sample(uri, ("cat",) * different, thumbnail)
+    return Disagreement(different, image, dataclasses.replace(image, model_version="8"))
+
+
+def test_of_two_processes_the_images_that_differ_most_are_kept_and_each_once():
+    first, second = (CanaryStats("8", "7") for _ in range(2))
+    first.add_disagreement(disagreement(3, "a"), disagreement(9, "b"), disagreement(1, "c"))
+    second.add_disagreement(disagreement(5, "d"), disagreement(2, "e"), disagreement(9, "b"), disagreement(8, "f"))
+    merged = merge_canaries([first, second])
+    assert [(each.different, each.stable.ref.uri) for each in merged.disagreements] == [(9, "b"), (8, "f"), (5, "d"), (3, "a")]
+    assert pack(unpack(CanaryStats, pack(merged))) == pack(merged), "workers send them to the launcher"
+    assert (merged.wants_picture(3), merged.wants_picture(4)) == (False, True)
+
+
+def test_the_report_has_a_part_for_a_canary_with_both_results_in_an_image_that_they_differ_on():
+    figures = CanaryStats("8", "7", images=1)
+    figures.add_disagreement(disagreement(2, "/photos/a.jpg", sample()[1].thumbnail))
+    page = Page(render_report(summary(figures), [sample()], [], figures.pictures()))
+    assert "Version 8 beside version 7." in page.text and "Where they differ most" in page.text_of("h3")
+    assert [text for text in page.text_of("b") if text in ("Version 1", "Canary 8")] == ["Version 1", "Canary 8"]
+    assert page.text_of("span").count("a.jpg") == 2
     assert "Canary" not in Page(render_report(summary(None), [], [])).text_of("h2")

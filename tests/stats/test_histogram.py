@@ -43,9 +43,20 @@ def test_intervals_are_as_short_as_their_bound_allows_and_are_told_in_order_from
     told = intervals.since_first()
     assert told == sorted(told) and [second for second, _ in told[:1]] == [0] * bool(times)
     assert sum(intervals.counts.values()) == sum(images for _, images in told) == len(times)
-    assert all(second % intervals.seconds == 0 and second < 8 * intervals.seconds for second, _ in told)
+    assert len(intervals.counts) <= 8 and all(second % intervals.seconds == 0 for second, _ in told)
     assert math.log2(intervals.seconds).is_integer()
-    assert intervals.seconds == 1 or 2 * max(times) // intervals.seconds - 2 * min(times) // intervals.seconds >= 8
+    assert intervals.seconds == 1 or len({2 * time_s // intervals.seconds for time_s in times}) > 8
+
+
+def test_the_largest_amount_of_an_interval_is_kept_for_months_in_any_order():
+    """As of the slowest image, or of the oldest message."""
+    hours = [(3600 * hour, 99_000 if hour == 700 else 20) for hour in range(24 * 90)]
+    forwards, backwards = Intervals(largest=True), Intervals(largest=True)
+    for one, other in zip(hours, reversed(hours), strict=True):
+        forwards.add(*one)
+        backwards.add(*other)
+    assert forwards == backwards and len(forwards.counts) <= 8
+    assert max(ms for _, ms in forwards.since_first()) == 99_000
 
 
 def times_of(seconds):

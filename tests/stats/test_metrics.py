@@ -1,5 +1,6 @@
 """Metrics: what Beam counts is what the rows say, in batch and in streams."""
 
+import dataclasses
 import threading
 
 import apache_beam as beam
@@ -26,12 +27,16 @@ DEAD = DeadLetter(ImageRef("b"), "read", "not_found", "gone")
 
 
 def counted(result):
-    """The counters of a finished pipeline."""
+    """Counters, and distributions as (sum, count), of a finished pipeline."""
     found = result.metrics().query(beam.metrics.MetricsFilter().with_namespace(metrics.NAMESPACE))
     totals = {}
     for counter in found["counters"]:
         totals[counter.key.metric.name] = totals.get(counter.key.metric.name, 0) + counter.committed
-    return totals
+    sums = {}
+    for each in found["distributions"]:
+        total, number = sums.get(each.key.metric.name, (0, 0))
+        sums[each.key.metric.name] = (total + each.committed.sum, number + each.committed.count)
+    return totals, sums
 
 
 @pytest.fixture
@@ -56,12 +61,17 @@ def test_the_metrics_of_a_batch_job_are_those_of_its_summary(images, bright_mode
         result.wait_until_finish()
         stats = read_stats(run)
 
-    totals = counted(result)
+    totals, sums = counted(result)
     assert totals == {"read": 10, "skipped": 1, "detected": 7, "dead": 2}
     for each in (stats, seen):
         assert totals == {"read": each.read, "skipped": each.skipped, "detected": each.detected, "dead": each.failed}
     assert (seen.dead, seen.batches) == (stats.dead, stats.batches)
     assert (seen.latencies.counts, {*seen.stages}) == (stats.latencies.counts, {*stats.stages})
+    assert sums["batch_size"] == (sum(size * n for size, n in stats.batches.items()), sum(stats.batches.values()))
+    assert sums["model_us"][1] == sum(stats.batches.values())
+    for stage in ("read", "decode", "postprocess", "model"):
+        total, number = sums[f"{stage}_us"]
+        assert 0 <= stats.stages[stage].total_s * 1e6 - total <= number  # whole microseconds
 
 
 def test_what_messages_ask_for_is_counted_where_they_are_parsed():
@@ -72,8 +82,17 @@ def test_what_messages_ask_for_is_counted_where_they_are_parsed():
     ]
     with PROCESS.counting() as stats, opened(RunSettings("counted")) as run, beam.Pipeline(runner=FnApiRunner()) as pipeline:
         _ = pipeline | beam.Create(messages) | beam.ParDo(ParseMessages(("gs://",), run.settings)).with_outputs("dead")
-    assert counted(pipeline.result) == {"read": 5, "skipped": 1, "dead": 2}
+    totals, sums = counted(pipeline.result)
+    assert totals == {"read": 5, "skipped": 1, "dead": 2}
     assert (stats.read, stats.skipped, stats.failed) == (5, 1, 2)
+    assert sums["backlog_age_ms"][1] == 3
+
+
+def test_the_latency_of_each_image_that_is_published_is_noted():
+    published = dataclasses.replace(DETECTED, ref=ImageRef("a", event_time=100.0))
+    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        _ = pipeline | beam.Create([100.0127] * 3) | beam.Map(lambda now: metrics.note_published(published, now))
+    assert counted(pipeline.result) == ({}, {"latency_ms": (36, 3)})
 
 
 def test_counts_of_many_threads_add_up():

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from pipeline.codec import pack, unpack
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing
 from pipeline.report.page import render_report
-from pipeline.stats.job_stats import OTHER_CLASSES, JobStats, merge_stats
+from pipeline.stats.job_stats import BINS, OTHER_CLASSES, JobStats, merge_stats
 from pipeline.stats.summary import RunFacts, left_out_line, summarise, to_json
 
 SAMPLES = 3
@@ -57,16 +58,7 @@ def figures(stats):
     """What must not depend on order: everything but which dead letters of a reason were kept as examples."""
     return (
         (stats.read, stats.skipped, stats.detected, stats.model),
-        (
-            stats.dead,
-            stats.classes,
-            stats.confidences,
-            stats.batches,
-            stats.stages,
-            stats.latencies.counts,
-            stats.finished,
-            stats.versions,
-        ),
+        (stats.dead, stats.confidences, stats.batches, stats.stages, stats.latencies.counts, stats.finished, stats.versions),
         (stats.latencies.longest_s, stats.model_events, stats.batch_sizes, stats.canary, stats.backlog_age_ms),
         {purpose: [rank for rank, _ in kept] for purpose, kept in stats.pictures.items()},
         {reason: len(rows) for reason, rows in stats.dead_examples.items()},
@@ -110,7 +102,10 @@ def test_the_summary_has_the_figures_of_the_contract():
         "dead_by_stage": {"read": 1, "decode": 1},
         "classes": {"cat": 3, "dog": 1},
         "detections": 4,
-        "confidences": [0] * 3 + [2] + [0] * 2 + [1] + [0] * 2 + [1],
+        "confidences": {
+            "all": [0] * 6 + [2] + [0] * 6 + [1] + [0] * 5 + [1],
+            "by_class": {"cat": [0] * 6 + [2] + [0] * 12 + [1], "dog": [0] * 13 + [1] + [0] * 6},
+        },
         "latency_ms": summary["latency_ms"],
         "throughput": [[0, 1], [1, 1], [2, 1]],
         "throughput_interval_s": 1,
@@ -125,13 +120,13 @@ def test_the_summary_has_the_figures_of_the_contract():
 
 
 @pytest.mark.parametrize(
-    ("began", "startup", "work"),
-    [(1003.0, 3.0, 1.5), (990.0, 2.5, 2.0), (2000.0, 4.5, 0.0), (math.inf, 4.5, 0.0)],
+    ("began", "submission", "work"),
+    [(1003.0, 0.5, 1.5), (990.0, 0.0, 2.0), (2000.0, 2.0, 0.0), (math.inf, 0.0, 2.0)],
     ids=["as it should be", "a clock that is behind", "a clock that is ahead", "nothing was detected"],
 )
-def test_start_up_and_work_of_a_job_elsewhere_are_told_apart(began, startup, work):
+def test_start_up_submission_and_work_of_a_job_elsewhere_are_told_apart(began, submission, work):
     summary = summarise(JobStats(), FACTS.elsewhere(began))
-    assert [summary[f"{part}_seconds"] for part in ("startup", "wall")] == [startup, work]
+    assert [summary[f"{part}_seconds"] for part in ("startup", "submission", "wall")] == [2.5, submission, work]
 
 
 def test_names_that_are_no_unicode_are_written_escaped():
@@ -146,10 +141,18 @@ def test_classes_without_end_are_counted_in_bounded_memory():
         stats.add_detected([detected(0, ["cat", f"class {number}"])], SAMPLES)
     twice = merge_stats([stats, stats], SAMPLES)
     for counted, factor in ((stats, 1), (twice, 2)):
-        assert len(counted.classes) <= 2000
+        assert len(counted.confidences) <= 40_000
         assert counted.classes["cat"] == 60_000 * factor
         assert counted.classes.total() == counted.confidences.total() == 120_000 * factor
         assert OTHER_CLASSES in counted.classes
+    shown = summarise(twice, FACTS)["confidences"]
+    assert sum(shown["all"]) == 240_000 and OTHER_CLASSES not in shown["by_class"] and len(shown["by_class"]) == 12
+
+
+def test_a_job_of_many_classes_keeps_the_confidences_of_each():
+    """As many as LVIS has, in all bins."""
+    counts = Counter({(f"class {number}", each): BINS - each for number in range(1203) for each in range(BINS)})
+    assert merge_stats([JobStats(confidences=counts)] * 2, SAMPLES).confidences == counts + counts
 
 
 def test_examples_of_dead_letters_are_few_and_short_however_long_their_texts():

@@ -1,0 +1,102 @@
+"""A job's end is told to a webhook, in three tries, whatever the end is."""
+
+import http.server
+import json
+import signal
+import threading
+
+import pytest
+
+from pipeline import run
+from pipeline.launch import notify as notifying
+from pipeline.launch.notify import notify
+from tests.forked_jobs import Moment, run_forked
+from tests.launch.jobs import write_images
+
+
+class Webhook(http.server.ThreadingHTTPServer):
+    """Answers with these statuses in turn; None: not at all until its end."""
+
+    daemon_threads = True
+
+    def __init__(self, *statuses):
+        self.statuses, self.got, self.over = list(statuses), [], threading.Event()
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://user:hunter2@127.0.0.1:{self.server_port}/hooks/hunter2?token=hunter2"
+
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_error):
+        self.over.set()
+        self.shutdown()
+        self.server_close()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.server.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        status = self.server.statuses.pop(0)
+        if status is None:
+            self.server.over.wait()
+            return
+        self.send_response(status)
+        self.send_header("Location", "file:///etc/passwd")
+        self.end_headers()
+
+    def log_message(self, *_args):
+        pass
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    monkeypatch.setattr(notifying, "_WAITS_S", (0.0, 0.01, 0.01))
+    monkeypatch.setattr(notifying, "_TRY_SECONDS", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "tries", "warns"),
+    [
+        pytest.param([204], 1, "", id="taken"),
+        pytest.param([500, 503, 200], 3, "", id="fails twice"),
+        pytest.param([500, 500, 500], 3, "it answered with status 500", id="refuses"),
+        pytest.param([302, 307, 308], 3, "it answered with status 308", id="redirects are not followed"),
+        pytest.param([None, None, None], 3, "ReadTimeout", id="hangs"),
+    ],
+)
+def test_a_webhook_gets_three_tries_and_its_failure_is_one_warning(statuses, tries, warns, at_once, capsys):
+    with Webhook(*statuses) as webhook:
+        notify(webhook.url, {"exit_code": 0})
+        assert webhook.got == [{"exit_code": 0}] * tries
+    err = capsys.readouterr().err
+    assert "hunter2" not in err and err.count("\n") == bool(warns)
+    assert not warns or (err.startswith("warning: notification failed: http://127.0.0.1:") and "/***: " in err and warns in err)
+
+
+def test_a_job_that_is_refused_is_told_too_and_its_exit_code_stays(tmp_path, at_once, capsys):
+    refused = ["--output", str(tmp_path), "--iou-threshold", "7", "--notify"]
+    with Webhook(200) as webhook:
+        assert run.main([*refused, webhook.url]) == 2
+        (told,) = webhook.got
+    assert told["exit_code"] == 2 and "--iou-threshold" in told["error"]
+    assert run.main([*refused, "http://127.0.0.1:1/x"]) == 2
+    assert "warning: notification failed: http://127.0.0.1:1/***: ConnectionError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("place", "having"),
+    [
+        pytest.param("importlib:import_module", "launch.notify", id="while it imports"),
+        pytest.param("pipeline.launch.batch:prepare", "", id="before it checks its input"),
+        pytest.param("pipeline.launch.batch:model_known", "", id="before it looks for the model"),
+    ],
+)
+def test_a_job_that_sigterm_stops_while_it_prepares_is_told(place, having, arguments, out, tmp_path):
+    write_images(tmp_path / "in", "a.png")
+    at = Moment(place, having=having, sent=signal.SIGTERM)
+    with Webhook(200) as webhook:
+        assert run_forked([*arguments, "--notify", webhook.url], tmp_path / "printed", at) == 130
+        (told,) = webhook.got
+    assert told["exit_code"] == 130 and told["images"]["read"] == 0
+    assert not (out / "detections").exists()
