@@ -167,7 +167,7 @@ def test_what_its_workers_cannot_be_or_reach_is_one_line_and_exit_code_2(flags, 
 @contextlib.contextmanager
 def signalled_when_running(service, number: signal.Signals):
     """Sends this process a signal once its launcher watches the job run."""
-    sender = threading.Thread(target=lambda: service.running.wait(60) and os.kill(os.getpid(), number))
+    sender = threading.Thread(target=lambda: service.running.wait(300) and os.kill(os.getpid(), number))
     sender.start()
     try:
         yield

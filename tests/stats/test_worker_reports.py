@@ -71,10 +71,11 @@ def test_a_worker_that_was_lost_while_messages_waited_leaves_no_age_of_the_backl
 
 
 def test_the_sum_at_the_end_has_what_is_reported_meanwhile(staging, monkeypatch):
-    monkeypatch.setattr(worker_reports, "REPORT_SECONDS", 0.05)
     seen, stats = WorkerReports(staging), JobStats(read=1)
-    StatsReporter(staging, stats.copy).start()
+    reporter = StatsReporter(staging, stats.copy)
+    reporter.flush()
     stats.read = 2
+    monkeypatch.setattr(worker_reports.time, "sleep", lambda _seconds: reporter.flush())
     assert seen.at_the_end() == JobStats(read=2)
 
 
