@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 
 from pipeline.config import Config
 from pipeline.monitoring.http_server import Answer
+from pipeline.report.formats import duration, number
 from pipeline.report.page import render_report
 from pipeline.stats.job_stats import JobStats
-from pipeline.stats.progress import line
 from pipeline.stats.samples import REPORT_SAMPLES, chosen
 from pipeline.stats.summary import RunFacts, summarise
 
@@ -54,8 +54,30 @@ class LivePage:
         return Answer(self._page, headers=_HEADERS)
 
     def _html(self, stats: JobStats, now: float) -> str:
+        ready = max(self._started, min(stats.began, now))
         of_config = (self._config.as_dict(), self._config.mode, self._config.model.path)
-        facts = RunFacts(self._started, self._started, now, "", *of_config).elsewhere(stats.began)
+        facts = RunFacts(self._started, ready, now, "", *of_config)
         letters = [letter for letters in stats.dead_examples.values() for letter in letters]
-        live = {"progress": line(stats, self._seen, now - (self._seen_at or facts.ready_at)), "every_s": _EVERY_S}
+        recent = [*self._since(stats, now - (self._seen_at or ready)), ("Running for", duration(now - self._started))]
+        live = {"facts": recent, "every_s": _EVERY_S}
         return render_report(summarise(stats, facts), chosen(stats.pictures, REPORT_SAMPLES), letters, live=live)
+
+    def _since(self, stats: JobStats, seconds: float) -> list[tuple[str, str]]:
+        """What happened since the last load of the page, so many seconds ago."""
+        before = self._seen
+        batches = stats.batches - before.batches
+        room = batches.total() * max(stats.batch_sizes, default=0)
+        filled = sum(size * count for size, count in batches.items())
+        published = stats.publish_latencies.since(before.publish_latencies)
+        latencies = (published or stats.latencies.since(before.latencies)).percentiles_ms()
+        return [
+            ("Images per second", number((stats.detected - before.detected) / max(seconds, 1e-3), 1)),
+            ("Batches filled", f"{100 * filled / room:.0f} %" if room else number(None)),
+            *(
+                (f"Latency, {name}", duration(latencies[key] / 1e3))
+                for key, name in (("p50", "median"), ("p99", "99 %"))
+                if latencies
+            ),
+            *([("Backlog age", duration(stats.backlog_age_ms / 1e3))] if stats.backlog_age_ms else []),
+            ("Versions put into use", number(stats.model_events["swaps"])),
+        ]
