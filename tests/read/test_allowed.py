@@ -48,6 +48,7 @@ def folder(tmp_path, monkeypatch):
         ("gs://b-other/a.jpg", ["gs://b"], False),
         ("gs://b/a.jpg", ["photos/", "./", "/"], False),
         ("photos/a\0.jpg", ["photos/"], False),
+        ("photos/a.jpg", [], False),
         ("photos/a.jpg", [""], False),
         ("", ["photos/"], False),
     ],

@@ -59,17 +59,26 @@ def test_every_listed_image_is_read_or_dead_or_skipped(tree):
 
 
 @pytest.mark.slow
-def test_the_bytes_of_tfrecords_are_held_by_no_shuffle(tmp_path):
-    """64 MB of records on their way to the next step: a few of them are in memory at a time."""
+@pytest.mark.parametrize(
+    ("name", "size", "most_bytes"),
+    [("large.tfrecord", 2_000_000, 40_000_000), ("list.txt", 16_000_000, 120_000_000)],
+    ids=["records, of which a few are held", "files of unknown size, of which 64 MB are read ahead"],
+)
+def test_images_on_their_way_to_the_next_step_take_bounded_memory(tmp_path, name, size, most_bytes):
+    """All of them would take 64 MB of records, or 512 MB of files."""
     write(tmp_path / "large.tfrecord", *[example(image_encoded=bytes(2_000_000))] * 32)
+    for number in range(32):
+        (tmp_path / f"{number}.jpg").touch()
+        os.truncate(tmp_path / f"{number}.jpg", 16_000_000)
+    (tmp_path / "list.txt").write_text("\n".join(f"{number}.jpg" for number in range(32)))
 
     def build(pipeline):
-        read = pipeline | ReadImages([f"{tmp_path}/large.tfrecord"])
+        read = pipeline | ReadImages([f"{tmp_path}/{name}"])
         return {"sizes": read.images | beam.Map(lambda image: len(image.content))}
 
-    with less_memory_than(40_000_000):
+    with less_memory_than(most_bytes):
         sizes = run(build)["sizes"]
-    assert sizes == [2_000_000] * 32
+    assert sizes == [size] * 32
 
 
 @pytest.fixture(params=["local", pytest.param("gs", marks=pytest.mark.matrix)])
@@ -109,10 +118,10 @@ def test_rows_and_permanent_dead_letters_count_as_done_and_transient_ones_do_not
     def count(**other):
         return DoneRows(output, VERSION._replace(**other), run=os.urandom(4).hex()).among(images).sum()
 
-    limits = [RowVersion.of({"detect": {"max_megapixels": most}}, ("m", "1")).limits for most in (50, 100)]
-    assert limits[0] != limits[1]
+    one, other = (RowVersion.of({"detect": {"max_megapixels": most}}, ("m", "1")) for most in (50, 100))
+    assert one.settings == other.settings and one.limits != other.limits
     assert (count(), count(version="8"), count(settings="cccccccc")) == (2, 0, 0)
-    assert count(limits=limits[0]) == 1, "a dead letter counts only for the limits that it was refused by"
+    assert count(limits=one.limits) == 1, "a dead letter counts only for the limits that it was refused by"
 
 
 @pytest.mark.slow

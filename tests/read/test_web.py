@@ -17,6 +17,8 @@ from pipeline.records import ImageRef
 from pipeline.storage import web
 from pipeline.storage.stores import generation_of
 from tests.processes import wait_until
+from tests.read.test_read_images import read
+from tests.shard_rows import detected, write_rows
 
 CONTENT = bytes(range(256)) * 2000
 LIMIT = 1_000_000
@@ -99,7 +101,7 @@ class Server(http.server.BaseHTTPRequestHandler):
         self._send(200, gzip.compress(CONTENT), Content_Encoding="gzip")
 
     def _to(self) -> None:
-        self._send(302, Location=self.path.removeprefix("/to/"))
+        self._send(302, Location=self.path.removeprefix("/to/").replace("?of=", "?to="))
 
     def log_message(self, *_: object) -> None:
         pass
@@ -161,10 +163,11 @@ def test_content_comes_whole_with_the_generation_that_a_look_says(server, path, 
         ("/to/http://localhost:1/x", "unreadable", "redirects to http://localhost:1/x"),
         ("/to//to//to//to//to//to//to//ok", "unreadable", "redirects more than 5 times"),
         ("/to/http://[", "unreadable", "cannot be read"),
+        ("http://127.0.0.1:1/a.jpg", "storage_unavailable", "Connection refused"),
     ],
 )
 def test_what_a_server_refuses_is_one_line_with_its_reason_and_without_the_signature(server, path, reason, said):
-    refused = refusal(f"{server}{path}?token=s3cret")
+    refused = refusal(f"{server if path[0] == '/' else ''}{path}?of=s3cret")
     assert (refused.reason, said in str(refused), "s3cret" in str(refused)) == (reason, True, False), refused
 
 
@@ -203,3 +206,14 @@ def test_an_address_is_one_input_and_web_servers_list_nothing(server):
     ):
         with pytest.raises(InputError, match=said):
             check_inputs({wrong: [server + wrong]})
+
+
+def test_of_a_manifest_of_addresses_what_has_changed_is_read_again(server, tmp_path):
+    output, uris = f"{tmp_path}/out", [f"{server}/{name}.png" for name in "ab"]
+    (tmp_path / "list.txt").write_text("\n".join(uris))
+    Server.images.update({f"/{name}.png": b"image" for name in "ab"})
+    write_rows(output, [detected(uri, generation_of(uri)) for uri in uris])
+    Server.images["/b.png"] += b" of another size"
+    Server.asked.clear()
+    assert read([f"{tmp_path}/list.txt"], output) == (["b.png"], 2, 1, 1)
+    assert "GET /a.png" not in Server.asked
