@@ -71,7 +71,7 @@ def test_where_all_images_die_of_one_cause_the_line_says_it(arguments, out, tmp_
 @pytest.mark.parametrize(
     ("at", "code"),
     [
-        pytest.param(Moment("pipeline.launch.batch:check_output", 1, "fails"), 1, id="from the start"),
+        pytest.param(Moment("pipeline.results.layout:create", 1, "fails"), 1, id="from the start"),
         pytest.param(Moment("os:replace", 1, "fails", "/detections/"), 1, id="when rows get their names"),
         pytest.param(Moment("os:replace", 1, "fails", "/summary.json"), 1, id="when the summary is written"),
         pytest.param(Moment("shutil:rmtree", 1, "fails", "/.staging-"), 0, id="when all is done"),
@@ -81,7 +81,7 @@ def test_storage_that_fails_at_the_end_is_one_line(at, code, arguments, out, tmp
     """No traceback; and what is left over does not make a failure of a job that is done."""
     write_images(tmp_path / "in", "good.png")
     found, printed, error = run_job(*arguments, at=at)
-    assert found == code and re.fullmatch("error: the job failed: .*No space left.*\n" if code else "", error), error
+    assert found == code and re.fullmatch("error: .*No space left on device.*\n" if code else "", error), error
     assert printed.startswith("1 images read") == (code == 0)
     assert run_job(*arguments)[0] == 0
     assert len(rows_of(out)) == 1

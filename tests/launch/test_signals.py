@@ -1,4 +1,4 @@
-"""Signals that come while a job ends, each at a chosen system call."""
+"""Signals that come while a job ends, each at a chosen call."""
 
 import contextlib
 import json
