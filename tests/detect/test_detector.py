@@ -230,7 +230,7 @@ started = detector.start([EncodedImage(ImageRef("text"), b"text")])
 @atexit.register  # runs when executors take no more work, while threads still run
 def fed_after_the_end():
     feeder.resume()
-    print(type(started.exception(60)).__name__)
+    print(type(started.exception(250)).__name__)
 """
 
 

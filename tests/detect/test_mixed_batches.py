@@ -16,7 +16,7 @@ SETTINGS = DetectConfig(batch_sizes=(1, 2, 4), concurrent_batches=2)
 CONFIG = {"class_names": NAMES, "box_format": "yxyx", "box_units": "norm", "resize": "stretch", "packed_layout": "M,4+C"}
 
 
-def save_yolov4(folder, threshold):
+def save_yolov4(folder, threshold, batch):
     """As the TensorFlow YOLOv4 of hunglc007 exports: `core/yolov4.py`, `filter_boxes`, after a small grid instead of its network.
 
     A cell's score is its brightness; so each image has as many candidates as bright cells.
@@ -40,7 +40,7 @@ def save_yolov4(folder, threshold):
         boxes = tf.concat([(box_yx - box_hw / 2.0) / input_shape, (box_yx + box_hw / 2.0) / input_shape], axis=-1)
         return {"tf_concat_18": tf.concat([boxes, pred_conf], axis=-1)}
 
-    return save_model(folder, predict, tf.TensorSpec((None, *HW, 3), tf.float32, "input_1"))
+    return save_model(folder, predict, tf.TensorSpec((batch, *HW, 3), tf.float32, "input_1"))
 
 
 def picture(seed, bright_cells):
@@ -48,7 +48,7 @@ def picture(seed, bright_cells):
     draw = np.random.default_rng(seed)
     cells = draw.integers(0, 40, (CELLS * CELLS, 3), np.uint8)
     chosen = draw.permutation(CELLS * CELLS)[:bright_cells]
-    cells[chosen, draw.integers(0, 3, bright_cells)] = draw.permutation(range(150, 255))[:bright_cells]
+    cells[chosen, draw.integers(0, 3, bright_cells)] = draw.permutation(range(170, 255))[:bright_cells]
     pixels = cells.reshape(CELLS, CELLS, 3).repeat(8, 0).repeat(8, 1)
     return png(f"{seed}.png", pixels), pixels
 
@@ -58,25 +58,27 @@ PICTURES = [picture(seed, bright) for seed, bright in enumerate((3, 5, 0, 7, 2, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("threshold", "config"),
+    ("threshold", "config", "batch"),
     [
-        pytest.param(0.2, CONFIG, id="noise has candidates, fully configured"),
-        pytest.param(0.55, {"class_names": NAMES}, id="noise has none, with names"),
+        pytest.param(0.2, CONFIG, None, id="noise has candidates, fully configured"),
+        pytest.param(0.65, {"class_names": NAMES}, None, id="noise has none, with names"),
+        pytest.param(0.65, {"class_names": NAMES}, 3, id="a fixed batch"),
     ],
 )
-def test_a_yolov4_of_tensorflow_answers_for_each_image_what_it_answers_alone(tmp_path, capfd, threshold, config):
-    folder = save_yolov4(tmp_path / "yolov4", threshold)
+def test_a_yolov4_of_tensorflow_answers_for_each_image_what_it_answers_alone(tmp_path, capfd, threshold, config, batch):
+    """In a fixed batch beside copies of itself."""
+    folder, size = save_yolov4(tmp_path / "yolov4", threshold, batch), batch or 1
     *_, metadata = described_signature(folder, folder, ModelConfig(path=folder, **config), SETTINGS)
     assert family_of(metadata) == "YOLOv4 of tensorflow-yolov4-tflite"
     results, detector = detected(folder, [image for image, _ in PICTURES], SETTINGS, **config)
     signature = tf.saved_model.load(folder).signatures["serving_default"]
     for (_, pixels), result in zip(PICTURES, results, strict=True):
-        rows = signature(input_1=tf.constant(pixels[None] / 255.0, tf.float32))["tf_concat_18"].numpy()[0]
+        rows = signature(input_1=tf.constant(np.stack([pixels] * size) / 255.0, tf.float32))["tf_concat_18"].numpy()[0]
         rows = rows[np.argsort(-rows[:, 4:].max(axis=1))]  # no two boxes overlap: nothing to suppress
         assert result.detections.class_ids.tolist() == rows[:, 4:].argmax(axis=1).tolist()
         np.testing.assert_allclose(result.detections.confidences, rows[:, 4:].max(axis=1), atol=1e-6)
         np.testing.assert_allclose(result.detections.boxes_xyxy, rows[:, [1, 0, 3, 2]] * 64, atol=1e-3)
     assert {len(result.detections) for result in results} == set(range(8))
     said = [line for line in capfd.readouterr().err.splitlines() if "would mix its images" in line]
-    assert detector.batch_sizes == (1,) and said == [*detector.model.notes]
-    assert folder in said[0] and "batch size 1" in said[0]
+    assert detector.batch_sizes == (size,) and said == [*detector.model.notes]
+    assert folder in said[0] and f"batch size {size}" in said[0]

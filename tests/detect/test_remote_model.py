@@ -255,8 +255,14 @@ def test_a_server_that_has_just_come_may_not_have_loaded_the_model_yet(capfd):
     """Triton answers like one that does not know it; the job waits, as for a server that is away."""
     with serve() as server:
         server.stop()  # its port is known now
-        unknown, has = iter(range(3)), server.has
-        server.has = lambda name: next(unknown, None) is None and has(name)
+        unknown, describe = iter(range(3)), server.ModelMetadata
+
+        def describe_later(request, context):
+            if next(unknown, None) is not None:
+                context.abort(grpc.StatusCode.NOT_FOUND, "unknown model toy")
+            return describe(request, context)
+
+        server.ModelMetadata = describe_later
         with ThreadPoolExecutor(1) as pool:
             loaded = pool.submit(load, server)
             wait_until(lambda: "waiting for model grpc://" in capfd.readouterr().err)

@@ -56,6 +56,7 @@ def error_of(capsys, *command):
             {"AP": ONE, "AP_large": ONE, "AR_100": ONE, "AP_small": None, "per_class": {"cat": ONE, "dog": None, "plant": None}},
             id="perfect",
         ),
+        pytest.param([row("a.jpg"), row("b.jpg")], {"AP": 0.0, "AR_100": 0.0, "detections": 0}, id="no detections"),
         pytest.param(
             [row("a.jpg", found())],  # precision 1 at the recalls 0, 0.01, … 0.5, of 101
             {"AP": pytest.approx(51 / 101), "AR_100": 0.5, "images": 2, "images_without_row": 1},

@@ -158,9 +158,11 @@ def test_a_job_of_many_classes_keeps_the_confidences_of_each():
 def test_examples_of_dead_letters_are_few_and_short_however_long_their_texts():
     stats = JobStats()
     for _ in range(100):
-        stats.add_dead(DeadLetter(ImageRef("gs://" + "x" * 10**5), "read", "not_found", "y" * 10**5, b"payload"))
+        stats.add_dead(
+            DeadLetter(ImageRef("gs://" + "x" * 10**5), "read", "not_found", "y" * 10**5, b"payload", thumbnail=b"jpeg")
+        )
     examples, texts = stats.dead_examples["not_found"], ("gs://" + "x" * 994 + "…", "y" * 999 + "…")
-    assert {(letter.ref.uri, letter.message, letter.payload) for letter in examples} == {(*texts, b"")}
+    assert {(letter.ref.uri, letter.message, letter.payload, letter.thumbnail) for letter in examples} == {(*texts, b"", b"jpeg")}
     assert len(examples) == len(merge_stats([stats, stats], 3).dead_examples["not_found"]) == 20
 
 
