@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import shlex
 
 import cv2
 import numpy as np
@@ -12,6 +13,7 @@ from models.export import SCORE_THRESHOLD
 from models.geometry import iou_matrix
 from models.import_darknet import import_darknet
 from models.metadata import DetectorMetadata, read_metadata
+from pipeline.detect.other_formats import what_it_is
 from pipeline.import_model import main
 from tests.fixtures import fixtures_dir
 from tests.models.darknet_cases import HEAD, STEM, by_opencv, net, random_values, write_weights
@@ -42,10 +44,12 @@ def detected(folder, images):
 
 
 @pytest.mark.slow
-def test_an_imported_model_answers_as_opencv(files, capsys):
-    assert main(arguments(files)) == 0
-    output = files / "models" / "small" / "1"
-    said = f"{output}: small, Darknet, 6 layers, 3,320 values, 3 classes, input 64x96 (stretch); "
+def test_a_model_that_is_imported_as_its_refusal_says_answers_as_opencv(files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    command = re.search(r"detect-objects import (.*); then give", what_it_is(f"{files}/small.weights"))
+    assert main(shlex.split(command[1])) == 0
+    output = files / "small" / "1"
+    said = "small/1: small, Darknet, 6 layers, 3,320 values, 3 classes, input 64x96 (stretch); "
     assert capsys.readouterr().out.startswith(said)
     assert read_metadata(str(output)) == DetectorMetadata("small", (64, 96), "stretch", ("cat", "dog", "potted plant"))
     image = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
