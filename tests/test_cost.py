@@ -89,12 +89,8 @@ def test_prices_stand_below_what_they_are_for_each_by_its_unit(capsys):
 @pytest.mark.parametrize(
     "argv",
     [
-        ["--mode", "daily"],
-        ["--machines", "0"],
-        ["--images", "-1"],
-        ["--images", "nan"],
-        ["--hours", "inf"],
-        ["--machine-hour", "-1"],
+        *(["--mode", "daily"], ["--machines", "0"], ["--images", "-1"]),
+        *(["--images", "nan"], ["--hours", "inf"], ["--machine-hour", "-1"]),
     ],
     ids=" ".join,
 )

@@ -134,10 +134,7 @@ PLACES_AND_FLAGS = {
     "_ for -": ([*JOB, "--max_detections", "3"], "unknown flag --max_detections; did you mean --max-detections?"),
     "a flag that is no setting": ([*JOB, "--dry-runn"], "unknown flag --dry-runn; did you mean --dry-run?"),
     "again in a stream": ([*JOB, "--mode", "streaming", "--again"], "again: expected --mode batch"),
-    "export in a stream": (
-        [*JOB, "--mode", "streaming", "--export", "csv"],
-        "export: expected --mode batch; detect-objects export",
-    ),
+    "export in a stream": ([*JOB, "--mode", "streaming", "--export", "csv"], "export: expected --mode batch; detect-objects"),
     "nothing near": ([*JOB, "--xyzzy"], "unknown flag --xyzzy; see --help"),
 }
 MISTAKES = SETTINGS | PLACES_AND_FLAGS
