@@ -272,9 +272,10 @@ def test_a_server_that_has_just_come_may_not_have_loaded_the_model_yet(capfd):
         assert next(unknown, None) is None
 
 
-def test_a_server_that_stays_away_fails_the_job_and_no_image():
+@both
+def test_a_server_that_stays_away_fails_the_job_and_no_image(kind):
     """Its next run takes the images again."""
-    with serve() as server, detector_of(server, server_wait_s=0.2) as detector:
+    with serve(kind=kind) as server, detector_of(server, server_wait_s=0.2) as detector:
         server.stop()
         with pytest.raises(ModelError, match=r"^model grpc://.* has not answered for 0\.2 s: .*UNAVAILABLE"):
             detector.detect([image(100)])
@@ -317,13 +318,14 @@ def test_tls(tmp_path):
     credentials = grpc.ssl_server_credentials([(key.read_bytes(), certificate.read_bytes())])
     script = (
         "import sys\nfrom pipeline.config import ModelConfig\nfrom pipeline.detect.remote_engine import RemoteServer\n"
-        "print(RemoteServer(ModelConfig(path=sys.argv[1], server_wait_s=60), sys.argv[2]).version)"
+        "for engine, port in zip(sys.argv[1::2], sys.argv[2::2]):\n"
+        "    print(RemoteServer(ModelConfig(path=f'grpcs://localhost:{port}/toy', server_wait_s=60), engine).version)"
     )
-    with serve(credentials=credentials) as server:
-        command = [sys.executable, "-c", script, f"grpcs://localhost:{server.port}/toy", server.engine]
+    with serve(credentials=credentials) as one, serve(kind=TensorFlowServer, credentials=credentials) as other:
+        command = [sys.executable, "-c", script, one.engine, str(one.port), other.engine, str(other.port)]
         trusted = {**os.environ, "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(certificate)}
         done = subprocess.run(command, cwd=REPO, env=trusted, capture_output=True, text=True, check=False, timeout=500)
-        assert done.stdout.strip() == "3", done.stderr
+        assert done.stdout.split() == ["3", "3"], done.stderr
 
 
 @pytest.mark.slow
