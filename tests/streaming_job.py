@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
-import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +70,7 @@ class StreamingJob:
         self._command += map(str, flags)
         self._command += ["--model", model] if model else []
         self._publisher = emulator.publisher()
-        self._process: ForkedJob | subprocess.Popen[bytes] | None = None
+        self._process: Any = None
 
     def start(self, killed_after: str = "", flags: tuple[str, ...] = (), until: str = "reading ") -> None:
         """Starts the process, with more flags and one of `killed_stream.MOMENTS`, and waits until it prints `until`."""
@@ -110,7 +108,6 @@ class StreamingJob:
     @property
     def pid(self) -> int:
         """The process's id."""
-        assert self._process is not None
         return self._process.pid
 
     def signal(self, number: signal.Signals, group: bool = False) -> int:
@@ -120,12 +117,10 @@ class StreamingJob:
 
     def poll(self) -> int | None:
         """The exit code, once it has ended."""
-        assert self._process is not None
         return self._process.poll()
 
     def wait(self) -> int:
         """Waits for the job's end; returns the exit code."""
-        assert self._process is not None
         return self._process.wait(timeout=240)
 
     def output(self) -> str:
@@ -167,59 +162,42 @@ class CuttableProxy:
     """
 
     def __init__(self, upstream: str, answers_late_s: float = 0.0):
-        host, port = upstream.split(":")
-        self._upstream = (host, int(port))
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._upstream = upstream.split(":")
         self._answers_late_s = answers_late_s
-        self._open: list[socket.socket] = []
+        self._open: list[asyncio.StreamWriter] = []
         self._cut = False
-        self.host = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        self.host = f"127.0.0.1:{asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()}"
 
     def cut(self) -> None:
         """Ends all connections, and refuses new ones."""
-        self._cut = True
-        for connection in self._open:
-            _shut(connection)
-        self._open.clear()
+        asyncio.run_coroutine_threadsafe(self._end_connections(), self._loop).result()
 
     def mend(self) -> None:
         """Lets connections through again."""
         self._cut = False
 
-    def _accept(self) -> None:
-        while True:
-            near, _ = self._listener.accept()
-            if self._cut:
-                near.close()
-                continue
-            far = socket.create_connection(self._upstream)
-            self._open += [near, far]
-            for source, target, late_s in ((near, far, 0.0), (far, near, self._answers_late_s)):
-                coming: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
-                threading.Thread(target=_receive, args=(source, coming, late_s), daemon=True).start()
-                threading.Thread(target=_send, args=(coming, target), daemon=True).start()
+    async def _listen(self) -> int:
+        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        return self._server.sockets[0].getsockname()[1]
 
+    async def _end_connections(self) -> None:
+        self._cut = True
+        while self._open:
+            self._open.pop().transport.abort()
 
-def _receive(source: socket.socket, coming: queue.SimpleQueue[tuple[float, bytes]], late_s: float) -> None:
-    content = b"any"
-    while content:
-        try:
-            content = source.recv(1 << 16)
-        except OSError:
-            content = b""  # cut
-        coming.put((time.monotonic() + late_s, content))
-    _shut(source)
+    async def _connect(self, requests: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
+        self._open.append(near)
+        if self._cut:
+            near.transport.abort()
+            return
+        answers, far = await asyncio.open_connection(*self._upstream)
+        self._open.append(far)
+        await asyncio.gather(self._pass_on(requests, far, 0.0), self._pass_on(answers, near, self._answers_late_s))
 
-
-def _send(coming: queue.SimpleQueue[tuple[float, bytes]], target: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # cut
-        while (next_ := coming.get())[1]:
-            time.sleep(max(0.0, next_[0] - time.monotonic()))
-            target.sendall(next_[1])
-    _shut(target)
-
-
-def _shut(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it is already
-        connection.shutdown(socket.SHUT_RDWR)
+    async def _pass_on(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, late_s: float) -> None:
+        with contextlib.suppress(OSError):  # cut
+            while content := await source.read(1 << 16):
+                self._loop.call_later(late_s, target.write, content)
+        self._loop.call_later(late_s, target.close)
