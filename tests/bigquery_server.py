@@ -5,20 +5,18 @@ Of SQL it knows one statement: the MERGE that inserts rows by key and time.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import io
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.storage.files import read_file
-from tests.emulators import answering
 
 JSON = dict[str, Any]
 _TYPES = {
@@ -47,7 +45,6 @@ class BigQueryServer:
         self.rows: dict[str, list[JSON]] = {}
         self.jobs: dict[str, JSON] = {}
         self.answer_instead: Callable[[str], int | None] = lambda _when: None
-        self.host = ""
         self._lock = threading.Lock()
 
     def answer(self, method: str, path: str, body: bytes, headers: Any) -> tuple[int, JSON]:
@@ -167,12 +164,3 @@ def _fits(of_type: pa.DataType, column: JSON) -> bool:
 
 def _error(status: int, reason: str, message: str) -> tuple[int, JSON]:
     return status, {"error": {"code": status, "message": message, "errors": [{"reason": reason, "message": message}]}}
-
-
-@contextlib.contextmanager
-def bigquery_server() -> Iterator[BigQueryServer]:
-    """Runs a server on a port of its own; its address is `host`."""
-    server = BigQueryServer()
-    with answering(server.answer) as port:
-        server.host = f"http://127.0.0.1:{port}"
-        yield server

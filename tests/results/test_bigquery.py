@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +13,12 @@ from models import progress
 from pipeline.load_bigquery import main
 from pipeline.records import DeadLetter, ImageRef
 from pipeline.results import bigquery_loader
+from pipeline.results.compact import compact
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.rows import SCHEMAS
-from pipeline.results.shards import COMPACTED, SOURCES, list_shards, read_batches, write_shard
-from pipeline.storage.files import delete_files
-from tests.bigquery_server import bigquery_server
+from pipeline.results.shards import list_shards, write_shard
+from tests.bigquery_server import BigQueryServer
+from tests.emulators import answering
 from tests.memory import less_memory_than
 from tests.shard_rows import detected, failed, write_rows
 
@@ -27,8 +27,9 @@ CAMERA = DeadLetter(ImageRef("inline:cam.png", "ab", extra='{"camera": 7}'), "de
 
 @pytest.fixture
 def server(monkeypatch):
-    with bigquery_server() as running:
-        monkeypatch.setenv("BIGQUERY_EMULATOR_HOST", running.host)
+    running = BigQueryServer()
+    with answering(running.answer) as port:
+        monkeypatch.setenv("BIGQUERY_EMULATOR_HOST", f"http://127.0.0.1:{port}")
         yield running
 
 
@@ -45,15 +46,6 @@ def load(output, table="p.d.t", *flags):
 def uris(server, table="d.t"):
     """The images of a table's rows, in order, each as often as it is there."""
     return sorted(row["uri"] for row in server.rows.get(table, []))
-
-
-def merged(output):
-    """Merges the shards of detections, as compaction does."""
-    shards = list_shards(output, (DETECTIONS,))
-    rows = pa.concat_tables(pa.Table.from_batches(read_batches(shard), SCHEMAS[DETECTIONS]) for shard in shards)
-    sources = json.dumps([os.path.basename(shard.path) for shard in shards])
-    write_shard(output, DETECTIONS, rows.replace_schema_metadata({SOURCES: sources}), COMPACTED)
-    delete_files(shard.path for shard in shards)
 
 
 def test_tables_have_the_columns_of_shards_by_day_and_model(server, output, capsys):
@@ -81,7 +73,7 @@ def test_a_second_load_adds_what_is_new_and_a_merged_shard_is_nothing_new(server
     assert load(output) == load(output) == 0
     assert "loading detections:  50% 1/2" in capsys.readouterr().err
     assert uris(server) == ["a", "b", "b", "c"]
-    merged(output)
+    assert compact(output).files == 1
     capsys.readouterr()
     assert load(output) == 0
     assert capsys.readouterr().out.startswith("0 rows loaded") and uris(server) == ["a", "b", "b", "c"]
@@ -101,7 +93,7 @@ def test_a_folder_on_cloud_storage_is_read_by_bigquery_itself(server, gcs_bucket
     write_rows(output, [detected("a")], [failed("x")])
     write_rows(output, [detected("b")])
     assert load(output) == 0
-    merged(output)
+    assert compact(output).files == 1
     assert load(output) == 0
     assert (uris(server), uris(server, "d.t_dead_letters")) == (["a", "b"], ["x"])
     loads = [job["configuration"]["load"] for job in server.jobs.values() if "load" in job["configuration"]]
@@ -148,10 +140,15 @@ def test_a_file_that_bigquery_refuses_costs_no_other_file(server, output, capsys
 
 def test_a_shard_that_a_compaction_takes_away_meanwhile_is_read_in_the_merged_one(server, output):
     write_rows(output, [detected("c")])
-    merges = [lambda: merged(output)]
-    server.answer_instead = lambda at: merges.pop()() if at == "before" and merges else None
+    merges = []
+
+    def merge_once(_when):
+        if not merges:
+            merges.append(compact(output).files)
+
+    server.answer_instead = merge_once
     assert load(output) == 0
-    assert not merges and uris(server) == ["a", "b", "c"]
+    assert merges == [1] and uris(server) == ["a", "b", "c"]
 
 
 @pytest.mark.slow
