@@ -55,12 +55,9 @@ def recorded(folder: Path, module: str, *argv: object) -> tuple[int, list[Cut]]:
     """
     record, log = folder.parent / f"{folder.name}.record", folder.parent / f"{folder.name}.log"
     record.mkdir()
-    code, cuts = run_forked([folder, record, module, *argv], log, module="tests.recorded_disk"), []
+    code = run_forked([folder, record, module, *argv], log, module="tests.recorded_disk")
     assert (record / "cuts").exists(), log.read_text()[-4000:]
-    with open(record / "cuts", "rb") as file, contextlib.suppress(EOFError):
-        while True:
-            cuts.append(Cut(*pickle.load(file)))
-    return code, cuts
+    return code, pickle.loads((record / "cuts").read_bytes())
 
 
 def laid_out(tree: Tree, folder: Path) -> Path:
@@ -98,9 +95,8 @@ class _Recorder:
         self._contents: dict[int, bytes] = {}  # the same of each file
         self._removed: set[int] = set()
         self._seen: dict[int, int | None] = {}  # a folder's file descriptor
-        self._lock = threading.RLock()
-        self._busy = threading.local()
-        self._last: Any = None
+        self._lock = threading.Lock()
+        self.cuts: list[Cut] = []
         self._fsync = os.fsync
         for number, path in self._look().items():
             if os.path.isdir(path):
@@ -110,11 +106,13 @@ class _Recorder:
 
     def happen(self, event: str, args: Sequence[Any]) -> None:
         """Called before something happens."""
-        if event in _CHANGES and not getattr(self._busy, "is_noting", False) and self._is_change(event, args):
+        is_read = event == "open" and not (isinstance(args[2], int) and args[2] & (os.O_CREAT | os.O_TRUNC))
+        if event in _CHANGES and not is_read:
             self.note(f"{event} {args[:2]}")
-            if event == "os.remove":
-                with contextlib.suppress(OSError):
-                    self._removed.add(os.stat(_full(args[0], args[1]), follow_symlinks=False).st_ino)
+        if event == "os.remove":
+            path, folder = args
+            with contextlib.suppress(OSError):
+                self._removed.add(os.stat(path, dir_fd=folder if folder >= 0 else None, follow_symlinks=False).st_ino)
 
     def fsync(self, fd: Any) -> None:
         """Stands in for `os.fsync`."""
@@ -123,7 +121,7 @@ class _Recorder:
         self.note(f"fsync {path}")
         entries = _entries(path) if os.path.isdir(path) else None
         self._fsync(fd)
-        with self._lock, self._quiet():
+        with self._lock:
             if entries is None:
                 self._contents[number] = Path(path).read_bytes()
             else:
@@ -131,24 +129,11 @@ class _Recorder:
 
     def note(self, before: str) -> None:
         """Notes a moment."""
-        with self._lock, self._quiet():
+        with self._lock:
             live = self._look()
-            state = self._live(live), [self._left(live, which) for which in _KINDS]
-            if state != self._last:
-                self._last = state
-                with open(f"{self._record}/cuts", "ab") as cuts:
-                    pickle.dump((before, *state), cuts)
-
-    def _is_change(self, event: str, args: Sequence[Any]) -> bool:
-        return event != "open" or (isinstance(args[2], int) and bool(args[2] & (os.O_CREAT | os.O_TRUNC)))
-
-    @contextlib.contextmanager
-    def _quiet(self) -> Any:
-        self._busy.is_noting = True
-        try:
-            yield
-        finally:
-            self._busy.is_noting = False
+            cut = Cut(before, self._live(live), [self._left(live, which) for which in _KINDS])
+            if not self.cuts or cut[1:] != self.cuts[-1][1:]:
+                self.cuts.append(cut)
 
     def _look(self) -> dict[int, str]:
         """All files and folders that are there, by their numbers."""
@@ -194,10 +179,6 @@ def _entries(folder: str) -> dict[str, int]:
     return {}
 
 
-def _full(path: Any, dir_fd: int) -> str:
-    return os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), path) if dir_fd >= 0 else path
-
-
 def main(argv: Sequence[str]) -> int:
     """Runs a command with a recorder."""
     root, record, module, *rest = argv
@@ -206,4 +187,5 @@ def main(argv: Sequence[str]) -> int:
     os.fsync = recorder.fsync
     code: int = importlib.import_module(module).main(rest)
     recorder.note("the end")
+    Path(record, "cuts").write_bytes(pickle.dumps(recorder.cuts))
     return code
