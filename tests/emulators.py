@@ -63,9 +63,7 @@ class PubSubEmulator:
         from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
 
         channel = grpc.insecure_channel(self.host, options=[("grpc.max_receive_message_length", -1)])
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PUBSUB_EMULATOR_HOST", self.host)
-            return pubsub_v1.SubscriberClient(transport=SubscriberGrpcTransport(channel=channel))
+        return pubsub_v1.SubscriberClient(transport=SubscriberGrpcTransport(channel=channel))
 
     def create(self, *, ack_deadline_seconds: int = 10) -> tuple[str, str]:
         """Makes a new topic with one subscription; returns both full names."""
@@ -313,20 +311,16 @@ def listens(port: int) -> bool:
 
 def _pubsub_jar() -> Path | None:
     """The emulator's jar inside the Google Cloud CLI that is on the path, or that `CLOUDSDK_ROOT` names."""
-    root = os.environ.get("CLOUDSDK_ROOT", "")
-    if not root and shutil.which("gcloud"):
-        asked = ["gcloud", "info", "--format=value(installation.sdk_root)"]
-        root = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
-    jars = sorted(Path(root or "/nonexistent").glob("platform/pubsub-emulator/lib/cloud-pubsub-emulator-*-all.jar"))
+    root = os.environ.get("CLOUDSDK_ROOT") or Path(shutil.which("gcloud") or "/nonexistent/bin/gcloud").resolve().parents[1]
+    jars = sorted(Path(root).glob("platform/pubsub-emulator/lib/cloud-pubsub-emulator-*-all.jar"))
     return jars[-1] if jars else None
 
 
 def free_ports(count: int) -> list[int]:
     """Ports that nobody listens at, each another one, below those that the kernel gives to whoever does not choose."""
-    ports: list[int] = []
+    ports: set[int] = set()
     while len(ports) < count:
-        port = random.SystemRandom().choice(_PORTS)
         with contextlib.suppress(OSError), socket.socket() as listener:
-            listener.bind(("127.0.0.1", port))
-            ports += [port] if port not in ports else []
-    return ports
+            listener.bind(("127.0.0.1", random.SystemRandom().choice(_PORTS)))
+            ports.add(listener.getsockname()[1])
+    return list(ports)

@@ -22,13 +22,13 @@ def thumbnail_of(pixels):
     return make_thumbnail(DecodedImage(pixels, pixels.shape[1::-1]))
 
 
-def detected(pixels, boxes, names=None, thumbnail=None):
+def detected(pixels, boxes, names=None, thumbnail=None, uri="a.jpg"):
     count = len(boxes)
     confidences = np.linspace(0.9, 0.3, count, dtype=np.float32)
     names = tuple(names or [f"class {index}" for index in range(count)])
     found = Detections(np.array(boxes, np.float32).reshape(-1, 4), np.arange(count, dtype=np.int32), confidences, names)
     thumbnail = thumbnail_of(pixels) if thumbnail is None else thumbnail
-    return DetectedImage(ImageRef("a.jpg"), pixels.shape[1], pixels.shape[0], "m", "1", found, thumbnail=thumbnail)
+    return DetectedImage(ImageRef(uri), pixels.shape[1], pixels.shape[0], "m", "1", found, thumbnail=thumbnail)
 
 
 @pytest.mark.parametrize(

@@ -5,21 +5,20 @@ import hashlib
 import html.parser
 import re
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config import Config, DetectConfig
 from pipeline.failures import REASONS
-from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef
+from pipeline.records import DeadLetter, ImageRef
 from pipeline.report import charts as report_charts
 from pipeline.report import page as report
 from pipeline.report.formats import link
 from pipeline.stats.canary import CanaryStats
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.summary import RunFacts, summarise
-from tests.report.test_annotate import thumbnail_of
+from tests.report.test_annotate import detected, grey
 
 HOSTILE = [
     "<img src=x onerror=alert(1)>.jpg",
@@ -73,12 +72,9 @@ class Page(html.parser.HTMLParser):
         return [data for tag, data in self.texts if tag == wanted]
 
 
-def sample(uri="/photos/dog.jpg", names=("dog",), thumbnail=None, pixels=(60, 80), purpose=""):
-    boxes = np.tile(np.array([[10, 10, 40, 40]], np.float32), (len(names), 1))
-    confidences = np.linspace(0.9, 0.3, len(names), dtype=np.float32)
-    found = Detections(boxes, np.arange(len(names), dtype=np.int32), confidences, tuple(names))
-    thumbnail = thumbnail_of(np.full((*pixels, 3), 99, np.uint8)) if thumbnail is None else thumbnail
-    return purpose, DetectedImage(ImageRef(uri), pixels[1], pixels[0], "m", "1", found, thumbnail=thumbnail)
+def sample(uri="/photos/dog.jpg", names=("dog",), thumbnail=None):
+    """A sample, without a purpose, of an image of 80 x 60 pixels."""
+    return "", detected(grey(60, 80), [[10, 10, 40, 40]] * len(names), names, thumbnail, uri)
 
 
 EMPTY = summarise(JobStats(), RunFacts(0, 1, 2, "run", {}, "batch", "/m"))
