@@ -16,7 +16,7 @@ SETTINGS = DetectConfig(batch_sizes=(1, 2, 4), concurrent_batches=2)
 CONFIG = {"class_names": NAMES, "box_format": "yxyx", "box_units": "norm", "resize": "stretch", "packed_layout": "M,4+C"}
 
 
-def save_yolov4(folder, threshold, batch):
+def save_yolov4(folder, threshold, batch=None):
     """As the TensorFlow YOLOv4 of hunglc007 exports: `core/yolov4.py`, `filter_boxes`, after a small grid instead of its network.
 
     A cell's score is its brightness; so each image has as many candidates as bright cells.
