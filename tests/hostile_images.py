@@ -19,9 +19,6 @@ def encoded(image: Image.Image, file_format: str, **options: object) -> bytes:
     return file.getvalue()
 
 
-# JPEG ----------------------------------------------------------------------------------------------------------------
-
-
 def jpeg_segment(marker: int, body: bytes) -> bytes:
     return b"\xff" + bytes([marker]) + struct.pack(">H", 2 + len(body)) + body
 
@@ -56,9 +53,6 @@ def jpeg_with_much_exif(segments: int) -> bytes:
     tiff = struct.pack("<4sIH", b"II*\0", 8, entries) + struct.pack("<HHII", 0x010E, 2, 60000, 0) * entries + bytes(4)
     content = encoded(Image.new("RGB", (60, 40), "teal"), "JPEG")
     return content[:2] + jpeg_segment(0xE1, b"Exif\0\0" + tiff) * segments + content[2:]
-
-
-# PNG -----------------------------------------------------------------------------------------------------------------
 
 
 def png_chunk(kind: bytes, body: bytes) -> bytes:
@@ -105,9 +99,6 @@ def long_deflate(size: int) -> bytes:
     return begin + block * (size // len(block))
 
 
-# GIF -----------------------------------------------------------------------------------------------------------------
-
-
 def _gif_blocks(body: bytes) -> bytes:
     return b"".join(bytes([len(body[at : at + 255])]) + body[at : at + 255] for at in range(0, len(body), 255)) + b"\0"
 
@@ -132,43 +123,32 @@ def gif_with_long_comment(size: int) -> bytes:
     return gif((1, 1), b"\x44\x01", before=b"!\xfe" + _gif_blocks(bytes(size)))
 
 
-# TIFF ----------------------------------------------------------------------------------------------------------------
-
-TiffTags = dict[int, list[int]]
-
-
-def tiff(tags: TiffTags, data: bytes, *, again: TiffTags | None = None, next_at: int = 0) -> bytes:
-    """A TIFF of LONG tags behind its data, which begin at byte 8; `again` comes once more, after the others."""
-    entries = sorted(tags.items()) + sorted((again or {}).items())
+def tiff(tags: list[tuple[int, list[int]]], data: bytes) -> bytes:
+    """A TIFF of LONG tags behind its data, which begin at byte 8."""
     at = 8 + len(data)
-    values_at = at + 2 + 12 * len(entries) + 4
-    directory, values = struct.pack("<H", len(entries)), b""
-    for tag, numbers in entries:
+    values_at = at + 2 + 12 * len(tags) + 4
+    directory, values = struct.pack("<H", len(tags)), b""
+    for tag, numbers in tags:
         body = struct.pack(f"<{len(numbers)}I", *numbers)
         where = body if len(numbers) == 1 else struct.pack("<I", values_at + len(values))
         values += b"" if len(numbers) == 1 else body
         directory += struct.pack("<HHI", tag, 4, len(numbers)) + where
-    return struct.pack("<4sI", b"II*\0", at) + data + directory + struct.pack("<I", next_at) + values
-
-
-def plain_tiff(wh: tuple[int, int], **options: object) -> bytes:
-    size = 3 * wh[0] * wh[1]
-    tags = {256: [wh[0]], 257: [wh[1]], 258: [8, 8, 8], 259: [1], 262: [2], 273: [8], 277: [3], 278: [wh[1]], 279: [size]}
-    return tiff(tags, bytes(size), **options)
+    return struct.pack("<4sI", b"II*\0", at) + data + directory + bytes(4) + values
 
 
 def tiff_of_two_pages() -> bytes:
-    first = plain_tiff((8, 8))
-    second = plain_tiff((8, 8), next_at=len(first))
-    large = tiff({256: [50000], 257: [50000], 258: [8], 262: [1], 273: [8], 278: [50000], 279: [10]}, b"")[8:]
-    return second + large
+    """The second one says that it is large."""
+    content = encoded(Image.new("RGB", (8, 8)), "TIFF", save_all=True, append_images=[Image.new("RGB", (9, 9))])
+    for tag in (256, 257):
+        content = content.replace(struct.pack("<HHII", tag, 4, 1, 9), struct.pack("<HHII", tag, 4, 1, 50000))
+    return content
 
 
 def tiff_of_equal_tags() -> bytes:
     """The size is given twice: 121 megapixels, then 64 pixels; one reader takes the first, another one the last."""
     strip = zlib.compress(bytes(1375 * 11000), 1)
     tags = {256: [11000], 257: [11000], 258: [1], 259: [8], 262: [1], 273: [8], 277: [1], 278: [11000], 279: [len(strip)]}
-    return tiff(tags, strip, again={256: [8], 257: [8]})
+    return tiff([*tags.items(), (256, [8]), (257, [8])], strip)
 
 
 def tiff_of_tags_that_share_their_bytes(tags: int) -> bytes:
@@ -185,10 +165,7 @@ def tiff_of_a_huge_tile() -> bytes:
     data = zlib.compress(bytes(300))
     tags = {256: [10], 257: [10], 258: [8, 8, 8], 259: [8], 262: [2], 277: [3]}
     tags |= {322: [16384], 323: [16384], 324: [8], 325: [len(data)]}
-    return tiff(tags, data)
-
-
-# The others ----------------------------------------------------------------------------------------------------------
+    return tiff([*tags.items()], data)
 
 
 def radiance_of_three_sizes() -> bytes:
@@ -279,9 +256,6 @@ def bmp(wh: tuple[int, int], *, bits: int = 24, compression: int = 0, data: byte
     header = struct.pack("<IiiHHIIIIII", 40, *wh, 1, bits, compression, 0, 0, 0, 0, 0)
     palette = bytes(1024) if bits == 8 else b""
     return b"BM" + struct.pack("<IHHI", 0, 0, 0, 14 + len(header) + len(palette)) + header + palette + data
-
-
-# Formats that are not read -------------------------------------------------------------------------------------------
 
 
 POSTSCRIPT = (

@@ -299,6 +299,23 @@ class TestProcess:
         assert done.stdout == "[0]\n"
 
 
+@pytest.fixture(scope="module")
+def large_image():
+    return encoded("JPEG", (6000, 4000), progressive=True)
+
+
+@contextlib.contextmanager
+def stopped_amid_a_decode(content, limits=LIMITS):
+    """A feeder of two processes, one of which is stopped while it decodes an image: the feeder, that process, the chunk."""
+    with feeding(limits, processes=2) as feeder:
+        for ready in [feeder.start(in_hand(BMP), STRETCH) for _ in range(4)]:
+            ready.result().release()
+        chunk = feeder.start(in_hand(content), STRETCH)
+        (decodes,) = wait_until(lambda: locking(feeder, 1))
+        os.kill(decodes, signal.SIGSTOP)
+        yield feeder, decodes, chunk
+
+
 class TestMemory:
     """Of large images, which are decoded as the memory of the job allows."""
 
@@ -317,44 +334,33 @@ class TestMemory:
         message = str(chunk.failures[1])
         assert message.startswith("expected an image that fits into ") and "got 6000 x 4000 pixels that take " in message
 
-    def test_large_decodes_add_up_within_the_memory_that_there_is(self):
+    def test_large_decodes_add_up_within_the_memory_that_there_is(self, large_image):
         """Two that fit alone and not together are done one after another."""
-        content = encoded("JPEG", (6000, 4000), progressive=True)
-        with feeding(LIMITS._replace(memory_bytes=resident_bytes() + 350_000_000), processes=2) as feeder:
-            for chunk in [feeder.start(in_hand(BMP), STRETCH) for _ in range(4)]:
-                chunk.result().release()
+        limits = LIMITS._replace(memory_bytes=resident_bytes() + 350_000_000)
+        with stopped_amid_a_decode(large_image, limits) as (feeder, decodes, first):
             before = feeders()
-            started = [feeder.start(in_hand(content), STRETCH)]
-            (decodes,) = wait_until(lambda: locking(feeder, 1))
-            os.kill(decodes, signal.SIGSTOP)
-            started.append(feeder.start(in_hand(content), STRETCH))
+            second = feeder.start(in_hand(large_image), STRETCH)
             (waits,) = wait_until(lambda: locking(feeder, 1, waiting=True))
             assert locking(feeder, 1) == {decodes} and waits != decodes
             os.kill(decodes, signal.SIGCONT)
-            assert [places(chunk.result()) for chunk in started] == [[0], [0]]
+            assert places(first.result()) == places(second.result()) == [0]
             assert feeders() == before
 
-    def test_who_dies_or_decodes_a_small_image_keeps_nobody_waiting(self):
+    def test_who_dies_or_decodes_a_small_image_keeps_nobody_waiting(self, large_image):
         """Large images that fit side by side are decoded so."""
-        content = encoded("JPEG", (6000, 4000), progressive=True)
-        with feeding(processes=2) as feeder:
-            for chunk in [feeder.start(in_hand(BMP), STRETCH) for _ in range(4)]:
-                chunk.result().release()
-            started = [feeder.start(in_hand(content), STRETCH)]
-            (first,) = wait_until(lambda: locking(feeder, 1))
-            os.kill(first, signal.SIGSTOP)
-            assert places(fed(feeder, in_hand(content, BMP))) == [0, 1]
-            os.kill(first, signal.SIGKILL)
-            assert places(started[0].result()) == [0]
+        with stopped_amid_a_decode(large_image) as (feeder, decodes, first):
+            assert places(fed(feeder, in_hand(large_image, BMP))) == [0, 1]
+            os.kill(decodes, signal.SIGKILL)
+            assert places(first.result()) == [0]
 
-    def test_who_waits_for_memory_gets_it_when_the_pixels_before_are_gone(self, monkeypatch, tmp_path):
+    def test_who_waits_for_memory_gets_it_when_the_pixels_before_are_gone(self, monkeypatch, tmp_path, large_image):
         """They count as taken, so an image that fits would be refused for good."""
         stops = "thumbnails.make_thumbnail = lambda _: os.kill(os.getpid(), signal.SIGSTOP) or b'made'"
         code = f"import os, signal, sys; sys.path.append({str(REPO)!r}); from pipeline.feed import thumbnails; {stops}"
         (tmp_path / "sitecustomize.py").write_text(code)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         with feeding() as feeder:
-            started = feeder.start(in_hand(encoded("JPEG", (6000, 4000), progressive=True)), STRETCH, sample_below=2**64)
+            started = feeder.start(in_hand(large_image), STRETCH, sample_below=2**64)
             (process,) = wait_until(lambda: {each for each in feeders() if each.status() == psutil.STATUS_STOPPED})
             assert locking(feeder, 1) == {process.pid}
             process.resume()

@@ -53,19 +53,9 @@ def no_credentials(monkeypatch):
     monkeypatch.setenv("NO_GCE_CHECK", "true")
 
 
-class Storage(http.server.ThreadingHTTPServer):
+class Storage(http.server.BaseHTTPRequestHandler):
     """As much of Cloud Storage's protocol as a download needs; fails as each request's script says, then works."""
 
-    daemon_threads = True
-
-    def __init__(self, script):
-        super().__init__(("127.0.0.1", 0), StorageHandler)
-        self.script = list(script)
-        self.broken = None
-        self.requests = 0
-
-
-class StorageHandler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *arguments):
@@ -109,7 +99,8 @@ def storage(monkeypatch):
     servers = []
 
     def start(*script):
-        server = Storage(script)
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Storage)
+        server.script, server.broken, server.requests = list(script), "", 0
         servers.append(server)
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")

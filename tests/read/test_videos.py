@@ -185,18 +185,16 @@ def test_a_recording_that_begins_amid_a_group_of_pictures_is_read_from_the_next_
     assert [number for _, number in found] == pytest.approx([n % 51 for n in range(later, 75)], abs=1)
 
 
-def test_a_track_with_neither_picture_nor_sound_is_no_hindrance(tmp_path):
-    path = write_video(tmp_path / "a.mov", about={"timecode": "01:00:00:00"})
+@pytest.mark.parametrize(
+    ("name", "other", "kind"),
+    [("a.mov", {"about": {"timecode": "01:00:00:00"}}, "data"), ("a.mkv", {"sound_seconds": 4}, "audio")],
+    ids=["a time code", "sound that lasts longer"],
+)
+def test_another_track_is_no_damage(tmp_path, name, other, kind):
+    path = write_video(tmp_path / name, **other)
     with av.open(str(path)) as video:
-        assert [stream.type for stream in video.streams] == ["video", "data"]
+        assert [stream.type for stream in video.streams] == ["video", kind]
     assert frames(path) == [("0.000", 0), ("1.000", 25)]
-
-
-def test_sound_that_lasts_longer_than_the_picture_is_no_damage(tmp_path):
-    path = write_video(tmp_path / "a.mkv", 25, sound_seconds=4)
-    with av.open(str(path)) as video:
-        assert [stream.type for stream in video.streams] == ["video", "audio"]
-    assert frames(path) == [("0.000", 0)]
 
 
 @pytest.mark.parametrize(

@@ -30,36 +30,45 @@ GONE = ([-9.0, 0.0, 0.0, 9.0], 2, "dog, big", 0.5)  # lies outside of it
 ROWS = [row("photos/a.png", CAT, DOG), row("photos/b.png"), row("photos/ä.png", GONE, CAT)]
 
 
-def written(name, rows, path):
-    """Writes rows in a format of one file."""
-    with open(path, "wb") as file:
-        FORMATS[name].write(rows, file)
-
-
 @pytest.fixture
-def unpacked(tmp_path):
-    """What a writer of labels puts into its archive, unpacked beside the images of its rows."""
+def written(tmp_path):
+    """Writes rows in a format of one file; returns its path."""
 
-    def write(name, rows=ROWS):
-        written(name, rows, f"{tmp_path}/rows.{name}")
-        with zipfile.ZipFile(tmp_path / f"rows.{name}") as archive:
-            assert archive.testzip() is None
-            archive.extractall(tmp_path / "labels")
-        for each in rows:
-            image = each["image"]
-            write_bright_image(tmp_path / image["uri"], (image["width"], image["height"]), (0, 0, 1, 1))
-        return tmp_path / "labels"
+    def write(name, rows):
+        path = tmp_path / f"rows.{name}"
+        with open(path, "wb") as file:
+            FORMATS[name].write(rows, file)
+        return path
 
     return write
 
 
-def test_pandas_reads_a_line_for_each_detection(tmp_path):
-    written("csv", [*ROWS, row("a\udc80\n.png", CAT)], f"{tmp_path}/rows.csv")
-    table = pd.read_csv(tmp_path / "rows.csv")
+@pytest.fixture
+def unpacked(written, tmp_path):
+    """What a writer of labels puts into its archive, unpacked."""
+
+    def unpack(name, rows):
+        with zipfile.ZipFile(written(name, rows)) as archive:
+            assert archive.testzip() is None
+            archive.extractall(tmp_path / "labels")
+        return tmp_path / "labels"
+
+    return unpack
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """The images of `ROWS`."""
+    for each in ROWS:
+        write_bright_image(tmp_path / each["image"]["uri"], (100, 50), (0, 0, 1, 1))
+    return f"{tmp_path}/photos"
+
+
+def test_pandas_reads_a_line_for_each_detection(written):
+    table = pd.read_csv(written("csv", [*ROWS, row("a\udc80\n.png", CAT)]))
     assert table["uri"].tolist() == [*["photos/a.png"] * 2, *["photos/ä.png"] * 2, "a\\udc80\n.png"]
     assert table.iloc[1].tolist() == ["photos/a.png", 1, 100, 50, "m", 7, -5.0, 0.0, 5.0, 60.0, 2, "dog, big", 0.5]
-    written("csv", [], f"{tmp_path}/none.csv")
-    assert pd.read_csv(tmp_path / "none.csv").empty
+    assert pd.read_csv(written("csv", [])).empty
 
 
 def assert_as_expected(data: sv.DetectionDataset, atol: float) -> None:
@@ -71,17 +80,16 @@ def assert_as_expected(data: sv.DetectionDataset, atol: float) -> None:
     np.testing.assert_allclose(found["a.png"].xyxy, [[10, 20, 40, 30], [0, 0, 5, 50]], atol=atol)
 
 
-def test_supervision_reads_labels_in_yolos_format(unpacked, tmp_path):
-    folder = unpacked("yolo")
-    places = (f"{tmp_path}/photos", f"{folder}/labels/photos", f"{folder}/data.yaml")
-    assert_as_expected(sv.DetectionDataset.from_yolo(*places), atol=1e-3)
+def test_supervision_reads_labels_in_yolos_format(unpacked, photos):
+    folder = unpacked("yolo", ROWS)
+    assert_as_expected(sv.DetectionDataset.from_yolo(photos, f"{folder}/labels/photos", f"{folder}/data.yaml"), atol=1e-3)
     assert yaml.safe_load((folder / "data.yaml").read_text()) == {"names": ["cat", "class_1", "dog, big"]}
     assert (folder / "classes.txt").read_text() == "cat\nclass_1\ndog, big\n"
 
 
-def test_supervision_reads_pascal_voc(unpacked, tmp_path):
-    folder = unpacked("voc")
-    assert_as_expected(sv.DetectionDataset.from_pascal_voc(f"{tmp_path}/photos", f"{folder}/Annotations/photos"), atol=0)
+def test_supervision_reads_pascal_voc(unpacked, photos):
+    annotations = f"{unpacked('voc', ROWS)}/Annotations/photos"
+    assert_as_expected(sv.DetectionDataset.from_pascal_voc(photos, annotations), atol=0)
 
 
 HOSTILE = [
@@ -90,9 +98,8 @@ HOSTILE = [
 ]
 
 
-def test_labelformat_reads_what_cvat_imports(tmp_path):
-    written("cvat", ROWS, f"{tmp_path}/rows.xml")
-    labels = [*CVATObjectDetectionInput(tmp_path / "rows.xml").get_labels()]
+def test_labelformat_reads_what_cvat_imports(written):
+    labels = [*CVATObjectDetectionInput(written("cvat", ROWS)).get_labels()]
     assert [each.image.filename for each in labels] == ["photos/a.png", "photos/b.png", "photos/ä.png"]
     assert {(each.image.width, each.image.height) for each in labels} == {(100, 50)}
     found = [
@@ -102,21 +109,20 @@ def test_labelformat_reads_what_cvat_imports(tmp_path):
     assert found == [[cat, dog], [], [cat]]
 
 
-def test_labelformat_reads_any_name_of_an_image_or_class_from_cvats_xml(tmp_path):
+def test_labelformat_reads_any_name_of_an_image_or_class_from_cvats_xml(written):
     rows = [row(name, (CAT[0], 0, name, 0.9)) for name in HOSTILE]
-    written("cvat", [*rows, row("a\x01\udc80.jpg", CAT), row("gs://bucket/a/1.jpg", CAT)], f"{tmp_path}/rows.xml")
-    *labels, odd, of_bucket = CVATObjectDetectionInput(tmp_path / "rows.xml").get_labels()
+    path = written("cvat", [*rows, row("a\x01\udc80.jpg", CAT), row("gs://bucket/a/1.jpg", CAT)])
+    *labels, odd, of_bucket = CVATObjectDetectionInput(path).get_labels()
     assert [each.image.filename for each in labels] == HOSTILE
     assert odd.image.filename == "a??.jpg"  # XML can hold neither
     assert of_bucket.image.filename == "a/1.jpg"  # as CVAT names it in the bucket
     assert [each.objects[0].category.name for each in labels] == HOSTILE
 
 
-def test_label_studio_gets_tasks_with_predictions_as_its_guide_has_them(tmp_path):
+def test_label_studio_gets_tasks_with_predictions_as_its_guide_has_them(written):
     """Source: https://labelstud.io/guide/predictions, "JSON format for pre-annotations" and its example of rectangles."""
     rows = [*ROWS[:2], *(row(name, CAT) for name in [*HOSTILE, "gs://bucket/a b.jpg", "/abs.jpg"])]
-    written("label-studio", rows, f"{tmp_path}/rows.json")
-    first, second, *tasks = json.loads((tmp_path / "rows.json").read_bytes())
+    first, second, *tasks = json.loads(written("label-studio", rows).read_bytes())
     names = {"type": "rectanglelabels", "from_name": "label", "to_name": "image"}
     image = {"original_width": 100, "original_height": 50, "image_rotation": 0}
     cat = {"x": 10.0, "y": 40.0, "width": 30.0, "height": 20.0, "rotation": 0, "rectanglelabels": ["cat"]}
@@ -136,33 +142,30 @@ def test_label_studio_gets_tasks_with_predictions_as_its_guide_has_them(tmp_path
     assert (cloud, absolute) == ("gs://bucket/a b.jpg", "/data/local-files/?d=abs.jpg")
 
 
-def test_a_spreadsheet_takes_no_name_of_an_image_for_a_formula(tmp_path):
+def test_a_spreadsheet_takes_no_name_of_an_image_for_a_formula(written):
     """A path that begins as a formula gets `./`, which names the same file; the others are unchanged."""
-    written("csv", [row(name, CAT) for name in [*HOSTILE, "-1.jpg", "+1.jpg"]], f"{tmp_path}/rows.csv")
-    read = pd.read_csv(tmp_path / "rows.csv", lineterminator=None)["uri"].tolist()
-    assert [name.removeprefix("./") for name in read] == [*HOSTILE, "-1.jpg", "+1.jpg"]
-    assert [name for name in read if name[0] in "=+-@\t\r"] == []
+    names = [*HOSTILE, "-1.jpg", "+1.jpg"]
+    read = pd.read_csv(written("csv", [row(name, CAT) for name in names]), lineterminator=None)["uri"].tolist()
+    assert [name.removeprefix("./") for name in read] == names
     prefixed = [name for name in read if name.startswith("./")]
     assert prefixed == ["./=1+1.jpg", "./@x,\n;.jpg", "./\t-x\r\n.jpg", "./-1.jpg", "./+1.jpg"]
 
 
-def test_a_spreadsheet_takes_no_text_of_a_server_or_a_model_for_a_formula(tmp_path):
+def test_a_spreadsheet_takes_no_text_of_a_server_or_a_model_for_a_formula(written):
     """A web server chooses the generation, and a model's author the names of its classes; numbers stay numbers."""
     formula = '=HYPERLINK("http://elsewhere","x")'
     image = row("a.jpg", (CAT[0], 0, formula, 0.9), DOG)
     image["image"]["generation"] = image["model"]["name"] = image["model"]["version"] = formula
-    written("csv", [image], f"{tmp_path}/rows.csv")
-    first, second = pd.read_csv(tmp_path / "rows.csv").to_dict("records")
+    first, second = pd.read_csv(written("csv", [image])).to_dict("records")
     texts = ("generation", "model", "version", "class_name")
     assert {name: first[name] for name in texts} == dict.fromkeys(texts, f"'{formula}")
     assert (second["class_name"], second["x0"]) == ("dog, big", -5.0)
 
 
 @pytest.mark.parametrize("name", ["yolo", "voc"])
-def test_no_name_of_an_image_leads_out_of_where_labels_are_unpacked_or_hides_another(tmp_path, name):
+def test_no_name_of_an_image_leads_out_of_where_labels_are_unpacked_or_hides_another(written, name):
     names = ["../../a.jpg", "/a.jpg", "gs://a.jpg", "a.png", "..\\a.jpg", "a\udc80.jpg", "b/.jpg", "\x01.jpg"]
-    written(name, [row(each, CAT) for each in names], f"{tmp_path}/rows.zip")
-    with zipfile.ZipFile(tmp_path / "rows.zip") as archive:
+    with zipfile.ZipFile(written(name, [row(each, CAT) for each in names])) as archive:
         entries = [each for each in archive.namelist() if "/" in each]
         texts = [archive.read(each) for each in entries]
     assert len({*entries}) == len(names)
@@ -171,27 +174,24 @@ def test_no_name_of_an_image_leads_out_of_where_labels_are_unpacked_or_hides_ano
         assert [ElementTree.fromstring(text).findtext("object/name") for text in texts] == ["cat"] * len(names)
 
 
-def test_labels_of_names_longer_than_a_disk_takes_are_unpacked(tmp_path):
+def test_labels_of_names_longer_than_a_disk_takes_are_unpacked(unpacked):
     """Objects of Cloud Storage have names of up to 1,024 bytes."""
     long = [f"gs://b/{'ä' * 200}/{'n' * 300}{end}.jpg" for end in "ab"]
-    written("yolo", [row(each, CAT) for each in [*long, f"{'n' * 251}.jpg", f"{'n' * 251}.png"]], f"{tmp_path}/rows.zip")
-    with zipfile.ZipFile(tmp_path / "rows.zip") as archive:
-        archive.extractall(tmp_path / "labels")
-    assert sum(path.suffix == ".txt" and path.stem != "classes" for path in (tmp_path / "labels").rglob("*")) == 4
+    folder = unpacked("yolo", [row(each, CAT) for each in [*long, f"{'n' * 251}.jpg", f"{'n' * 251}.png"]])
+    assert sum(path.suffix == ".txt" and path.stem != "classes" for path in folder.rglob("*")) == 4
 
 
-def test_a_class_id_of_any_size_takes_no_memory(tmp_path):
+def test_a_class_id_of_any_size_takes_no_memory(unpacked):
     """Rows may be somebody else's."""
-    written("yolo", [row("a.png", (CAT[0], 10**12, "cat", 0.9))], f"{tmp_path}/rows.zip")
-    with zipfile.ZipFile(tmp_path / "rows.zip") as archive:
-        assert archive.read("labels/a.txt").startswith(b"1000000000000 ")
+    folder = unpacked("yolo", [row("a.png", (CAT[0], 10**12, "cat", 0.9))])
+    assert (folder / "labels" / "a.txt").read_text().startswith("1000000000000 ")
 
 
-def test_tensorflow_parses_a_record_of_each_row(tmp_path):
+def test_tensorflow_parses_a_record_of_each_row(written):
     import tensorflow as tf
 
-    written("tfrecord", [row("ä.jpg", CAT, DOG), row("none.jpg")], f"{tmp_path}/rows.tfrecord")
-    records = tf.data.TFRecordDataset([f"{tmp_path}/rows.tfrecord"]).as_numpy_iterator()
+    path = written("tfrecord", [row("ä.jpg", CAT, DOG), row("none.jpg")])
+    records = tf.data.TFRecordDataset([str(path)]).as_numpy_iterator()
     features = (tf.train.Example.FromString(each).features.feature for each in records)
     both, none = (
         {name: list(getattr(of[name], of[name].WhichOneof("kind") or "int64_list").value) for name in of} for of in features
@@ -211,10 +211,9 @@ def test_tensorflow_parses_a_record_of_each_row(tmp_path):
 
 
 @pytest.mark.parametrize("uri", ["gs://bucket/ä b.jpg", "\udcff\udc80.jpg", "\ud800.jpg"], ids=ascii)
-def test_an_image_keeps_its_name_for_our_own_reader_of_tfrecord_files(tmp_path, uri):
+def test_an_image_keeps_its_name_for_our_own_reader_of_tfrecord_files(written, uri):
     """The pixels are not in it, and the reader says so under the image's name."""
-    written("tfrecord", [row(uri, CAT)], f"{tmp_path}/rows.tfrecord")
-    (letter,) = images_of_file(ImageRef(f"{tmp_path}/rows.tfrecord"), 1 << 20)
+    (letter,) = images_of_file(ImageRef(str(written("tfrecord", [row(uri, CAT)]))), 1 << 20)
     assert (letter.ref.uri, letter.reason) == (uri.replace("\ud800", "\\ud800"), "no_image")  # no file's name has that code
 
 
