@@ -2,41 +2,23 @@
 
 import contextlib
 import dataclasses
-import json
 import threading
 
 import numpy as np
 import pytest
 
-from models.metadata import DetectorMetadata
-from pipeline.config import DetectConfig
-from pipeline.detect.batcher import Batcher
 from pipeline.detect.canary import Canary
 from pipeline.detect.detector import Detector
-from pipeline.detect.engine import FunctionEngine, ModelFailed, OutOfMemory
-from pipeline.detect.loaded_model import LoadedModel
+from pipeline.detect.engine import ModelFailed, OutOfMemory
 from pipeline.records import EncodedImage, ImageRef, identity_hash
 from pipeline.report.annotate import annotate
-from tests.detect.versioned_models import HW, TOY, look, opened_detectors, version_of, write_version
-from tests.tiny_models import png
+from tests.detect.versioned_models import FAST, image, label, loaded, look, version_of, write_version
 
-CPU = DetectConfig(score_threshold=0.0, canary_share=0.4, engine=TOY)
+CPU = dataclasses.replace(FAST, canary_share=0.4)
+ALL = dataclasses.replace(FAST, canary_share=1.0)
 WAIT_S = 300.0  # for images under way; no test needs it
-ALL = dataclasses.replace(CPU, canary_share=1.0)
-
-
-def image(name, bright=255):
-    pixels = np.zeros((*HW, 3), np.uint8)
-    pixels[20:60, 30:90] = bright
-    return png(f"{name}.png", pixels)
-
-
 IMAGES = [image(n) for n in range(12)]
 CHOSEN = [identity_hash(f"canary {image.ref.identity}") < 0.4 * 2**64 for image in IMAGES]
-
-
-def label(path, **labels):
-    (path / "labels.json").write_text(json.dumps(labels), encoding="utf-8")
 
 
 @pytest.fixture
@@ -48,18 +30,12 @@ def model(tmp_path):
     return tmp_path / "detector"
 
 
-@pytest.fixture
-def open_detector():
-    with opened_detectors() as load:
-        yield lambda path, detect=CPU, version="stable": load(path, version, detect)
-
-
 def versions_of(results):
     return [(result.model_version, version_of(result)) for result in results]
 
 
 def test_the_rows_are_those_of_the_version_in_use(model, open_detector, capfd):
-    detector = open_detector(model)
+    detector = open_detector(model, "stable", CPU)
     look(detector)
     assert versions_of(detector.detect(IMAGES)) == [("7", "7")] * 12
     shown = detector.canary_stats(WAIT_S)
@@ -80,10 +56,6 @@ def test_a_share_is_that_share_of_many_images():
     assert abs(chosen / 20_000 - 0.05) < 0.005
 
 
-METADATA = DetectorMetadata("detector", HW, "stretch", ("a",))
-ONE = DetectConfig(batch_sizes=(1,), concurrent_batches=4)
-
-
 def find_one(pixels):
     return {"boxes": np.array([[[0.25, 0.25, 0.5, 0.5]]], np.float32), "scores": np.array([[0.08]], np.float32)}
 
@@ -92,10 +64,6 @@ def find_elsewhere(pixels):
     """As many objects as the image is bright, and none where `find_one` finds one."""
     corner, n = np.array([[[0.8, 0.8, 0.9, 0.9]]], np.float32), int(pixels.max())
     return {"boxes": corner.repeat(n, 1), "scores": np.linspace([0.5], [0.6], n, dtype=np.float32).T}
-
-
-def loaded(version, run, **how):
-    return LoadedModel(METADATA, version, Batcher(FunctionEngine(run, ONE, **how), HW))
 
 
 def detector_with(run, detect, samples=0, **how):
@@ -169,7 +137,7 @@ def why_none(detector):
 def test_it_follows_its_label(model, open_detector, capfd):
     """From the start on a line says why there is none yet, and the end of the job says so again."""
     label(model, stable=7)
-    detector = open_detector(model, ALL)
+    detector = open_detector(model, "stable", ALL)
     look(detector)
     assert (detector.canary, detector.canary_stats(), capfd.readouterr().err) == (None, None, "")
     write_version(model, 9)
@@ -197,7 +165,7 @@ def test_it_follows_its_label(model, open_detector, capfd):
 
 def test_a_canary_that_cannot_be_used_is_refused_once(model, open_detector, capfd):
     write_version(model, 8, broken="it is no model")
-    detector = open_detector(model, ALL)
+    detector = open_detector(model, "stable", ALL)
     look(detector, 4)
     assert detector.canary is None
     assert why_none(detector).startswith(f"it is refused: model {model}/8: it is no model")
@@ -210,7 +178,7 @@ def test_a_canary_that_cannot_be_used_is_refused_once(model, open_detector, capf
 def test_a_canary_that_is_the_version_in_use_or_not_there_is_one_line(model, open_detector, capfd, version):
     """Printed again only once something has changed."""
     label(model, stable=8, canary=8)
-    detector = open_detector(model, ALL, version)
+    detector = open_detector(model, version, ALL)
     look(detector, 3)
     assert detector.canary is None
     (line,) = capfd.readouterr().err.splitlines()
@@ -222,7 +190,7 @@ def test_a_canary_that_is_the_version_in_use_or_not_there_is_one_line(model, ope
 
 
 def test_a_job_that_ends_while_its_canary_is_loaded_has_refused_none(model, open_detector, capfd):
-    detector = open_detector(model, ALL)
+    detector = open_detector(model, "stable", ALL)
     looking = threading.Thread(target=look, args=(detector,))
     looking.start()
     detector.watched.close()

@@ -14,9 +14,8 @@ from pipeline.detect.load_detector import load_detector
 from pipeline.detect.write_golden import main, write_golden
 from pipeline.errors import ModelError
 from pipeline.records import DeadLetter, DetectedImage, Detections
-from tests.detect.versioned_models import HW, TOY, look, opened_detectors, save_version, write_version
+from tests.detect.versioned_models import FAST, HW, look, save_version, write_version
 
-CPU = DetectConfig(score_threshold=0.0, engine=TOY)
 PLAIN = DetectConfig()
 
 
@@ -119,36 +118,36 @@ def test_the_images_and_what_was_found_lie_in_the_version(model, images):
     assert [path.name for path in (model / "8").iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_version_is_refused_while_its_golden_images_lack_their_rows_and_where_it_does_not_agree(model, tmp_path, capfd):
+def test_a_version_is_refused_while_its_golden_images_lack_their_rows_and_where_it_does_not_agree(
+    model, tmp_path, open_detector, capfd
+):
     """At the start, and later once the rest has been copied."""
     for version in ("8", "9"):
         shutil.copytree(model / version, tmp_path / version)
     rows = tmp_path / "9" / GOLDEN / "detections.jsonl"
     rows.rename(tmp_path / "away")
-    with opened_detectors() as load:
-        detector = load(tmp_path, None, CPU)
-        assert f"9 is refused, version 8 stays: {GOLDEN} cannot be read: " in capfd.readouterr().err
-        look(detector)
-        (tmp_path / "away").rename(rows)
-        look(detector, 4)
-        assert (detector.model.version, detector.counted_swaps()) == ("8", {"refusals": 2})
+    detector = open_detector(tmp_path)
+    assert f"9 is refused, version 8 stays: {GOLDEN} cannot be read: " in capfd.readouterr().err
+    look(detector)
+    (tmp_path / "away").rename(rows)
+    look(detector, 4)
+    assert (detector.model.version, detector.counted_swaps()) == ("8", {"refusals": 2})
     (line,) = capfd.readouterr().err.splitlines()
     assert "version 9 is refused, version 8 stays: its agreement with its golden images is 0.000" in line
 
 
-def test_a_version_that_changes_while_it_is_loaded_is_not_taken(tmp_path, capfd):
+def test_a_version_that_changes_while_it_is_loaded_is_not_taken(tmp_path, open_detector, capfd):
     """Two looks must find it unchanged, at the start as well; the load lies between them."""
     write_version(tmp_path, 8, grows=True)
     with pytest.raises(ModelError, match="its files changed while it was loaded"):
-        load_detector(ModelConfig(path=str(tmp_path)), CPU)
+        open_detector(tmp_path)
     write_version(tmp_path, 7)
     write_version(tmp_path, 9, grows=True)
-    with opened_detectors() as load:
-        detector = load(tmp_path, None, CPU)
-        assert detector.model.version == "8"
-        assert "version 9 is refused, version 8 stays: its files changed while it was loaded" in capfd.readouterr().err
-        look(detector)
-        assert detector.model.version == "9"
+    detector = open_detector(tmp_path)
+    assert detector.model.version == "8"
+    assert "version 9 is refused, version 8 stays: its files changed while it was loaded" in capfd.readouterr().err
+    look(detector)
+    assert detector.model.version == "9"
 
 
 @pytest.mark.parametrize(
@@ -171,7 +170,7 @@ def test_golden_images_that_cannot_be_read_are_one_clear_line(model, tmp_path, n
     if content:
         (folder / GOLDEN / name).write_text(content)
     with pytest.raises(ModelError, match=message) as caught:
-        load_detector(ModelConfig(path=str(folder)), CPU)
+        load_detector(ModelConfig(path=str(folder)), FAST)
     assert str(caught.value).startswith(f"model {folder}: {GOLDEN} cannot be read: ")
     assert "\n" not in str(caught.value)
 

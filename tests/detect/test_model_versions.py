@@ -1,6 +1,5 @@
 """Versions of a model: which is wanted, and how one takes the place of another while images are under way."""
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -8,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -15,13 +15,10 @@ import pytest
 from models.manifest import write_manifest
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect.batcher import Batcher
 from pipeline.detect.detector import Detector
-from pipeline.detect.engine import FunctionEngine
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.load_model import name_and_version
-from pipeline.detect.loaded_model import LoadedModel
-from pipeline.detect.model_watcher import ModelWatcher, incompatible
+from pipeline.detect.model_watcher import incompatible
 from pipeline.detect.openvino_convert import converted
 from pipeline.detect.openvino_engine import INT8
 from pipeline.detect.versions import files_of, is_watchable, locate, resolve_versions
@@ -29,20 +26,12 @@ from pipeline.errors import ModelError
 from pipeline.records import DetectedImage
 from pipeline.storage.files import delete_files, write_file
 from tests.conftest import REPO
-from tests.detect.versioned_models import HW, NEVER, TOY, look, opened_detectors, save_version, version_of, write_version
+from tests.detect.versioned_models import FAST, HW, image, label, loaded, look, save_version, version_of, write_version
 from tests.onnx_files import write_constant
-from tests.tiny_models import png
+from tests.processes import wait_until
 
 CPU = DetectConfig(batch_sizes=(1, 2, 4), concurrent_batches=2, score_threshold=0.0)
-FAST = dataclasses.replace(CPU, engine=TOY)
 WAIT_S = 500.0  # no test depends on it: one that waits so long has hung
-FAILS = {"requests": ["no image"]}  # what makes a version fail its checks
-
-
-def image(name="a"):
-    pixels = np.zeros((*HW, 3), np.uint8)
-    pixels[20:60, 30:90] = 255
-    return png(name, pixels)
 
 
 @pytest.fixture
@@ -50,12 +39,6 @@ def model(tmp_path):
     """A folder with version 7."""
     write_version(tmp_path / "detector", 7)
     return tmp_path / "detector"
-
-
-@pytest.fixture
-def open_detector():
-    with opened_detectors() as load:
-        yield lambda path, version=None, detect=FAST: load(path, version, detect)
 
 
 @pytest.fixture(scope="module")
@@ -74,35 +57,30 @@ def saved(tmp_path_factory):
     [("tensorflow", "tensorflow"), ("openvino", "tensorflow"), ("openvino", "onnx"), ("onnxruntime", "onnx")],
     ids=["TensorFlow", "OpenVINO", "OpenVINO, ONNX", "ONNX Runtime"],
 )
-def test_swaps_under_load_lose_no_image_and_each_row_says_which_version_made_it(saved, tmp_path, engine, kind):
+def test_swaps_under_load_lose_no_image_and_each_row_says_which_version_made_it(saved, tmp_path, open_detector, engine, kind):
     """Beside a canary. Groups of images are never mixed: the version of a row is the one that made its boxes."""
-    model, stop, seen, results = tmp_path / "detector", threading.Event(), threading.Condition(), []
+    model, stop, results = tmp_path / "detector", threading.Event(), []
     shutil.copytree(saved / kind / "7", model / "7")
     shutil.copytree(saved / kind / "9", model / "9")
-    (model / "labels.json").write_text('{"stable": 7, "canary": 9}')
-    with opened_detectors() as load:
-        detector = load(model, "stable", dataclasses.replace(CPU, engine=engine, canary_share=1.0))
+    label(model, stable=7, canary=9)
+    detector = open_detector(model, "stable", dataclasses.replace(CPU, engine=engine, canary_share=1.0))
 
-        def send():
-            while not stop.is_set():
-                found = detector.detect([image(str(n)) for n in range(8)])
-                with seen:
-                    results.extend(found)
-                    seen.notify()
+    def send():
+        while not stop.is_set():
+            results.extend(detector.detect([image(n) for n in range(8)]))
 
-        sender = threading.Thread(target=send)
-        sender.start()
+    sender = threading.Thread(target=send)
+    sender.start()
+    look(detector)
+    assert detector.canary.model.version == "9"
+    shutil.copytree(saved / kind / "8", model / "8")
+    for version in (8, 7):  # and back
+        label(model, stable=version, canary=9)
         look(detector)
-        assert detector.canary.model.version == "9"
-        shutil.copytree(saved / kind / "8", model / "8")
-        for version in (8, 7):  # and back
-            (model / "labels.json").write_text(json.dumps({"stable": version, "canary": 9}))
-            look(detector)
-        with seen:
-            count = len(results)
-            assert seen.wait_for(lambda: len(results) > count + 16, WAIT_S)
-        stop.set()
-        sender.join()
+    count = len(results)
+    wait_until(lambda: len(results) > count + 16)
+    stop.set()
+    sender.join()
     assert all(isinstance(result, DetectedImage) for result in results)
     assert {(result.model_version, version_of(result)) for result in results} == {("7", "7"), ("8", "8")}
     assert results[-1].model_version == "7"
@@ -112,37 +90,37 @@ def test_swaps_under_load_lose_no_image_and_each_row_says_which_version_made_it(
     ("engine", "precision", "answers"),
     [("tensorflow", "bfloat16", "8"), ("openvino", "float32", "8"), ("openvino", "int8", "9")],
 )
-def test_a_version_that_is_swapped_in_runs_as_one_that_a_job_starts_with(tmp_path, saved, engine, precision, answers):
+def test_a_version_that_is_swapped_in_runs_as_one_that_a_job_starts_with(
+    tmp_path, saved, open_detector, engine, precision, answers
+):
     """Also as a canary: with its int8 network it has the answers of that."""
     model, detect = tmp_path / "detector", dataclasses.replace(CPU, engine=engine, precision=precision, canary_share=1.0)
     for version, int8 in ((7, 6), (8, 9)):
         shutil.copytree(saved / "tensorflow" / str(version), model / str(version))
         add_int8(model / str(version), saved / "tensorflow" / str(int8))
-    (model / "labels.json").write_text('{"stable": 7, "canary": 8}')
-    with opened_detectors() as load:
-        started, detector = load(model / "8", None, detect), load(model, "stable", detect)
-        look(detector)
-        canary = detector.canary.model
-        (model / "labels.json").write_text('{"stable": 8}')
-        look(detector)
-        assert version_of(detector.detect([image()])[0]) == version_of(started.detect([image()])[0]) == answers
-        runs = {(one.version, type(one.engine.engine), one.metadata) for one in (started.model, canary, detector.model)}
-        assert len(runs) == 1 and runs.pop()[0] == "8"
+    label(model, stable=7, canary=8)
+    started, detector = open_detector(model / "8", None, detect), open_detector(model, "stable", detect)
+    look(detector)
+    canary = detector.canary.model
+    label(model, stable=8)
+    look(detector)
+    assert version_of(detector.detect([image()])[0]) == version_of(started.detect([image()])[0]) == answers
+    runs = {(one.version, type(one.engine.engine), one.metadata) for one in (started.model, canary, detector.model)}
+    assert len(runs) == 1 and runs.pop()[0] == "8"
 
 
 @pytest.mark.parametrize("labels", [{"stable": 8}, {"stable": 7, "canary": 8}], ids=["the next version", "the canary"])
-def test_a_version_without_an_int8_network_is_refused_where_a_job_asks_for_one(tmp_path, saved, capfd, labels):
+def test_a_version_without_an_int8_network_is_refused_where_a_job_asks_for_one(tmp_path, saved, open_detector, capfd, labels):
     model = tmp_path / "detector"
     shutil.copytree(saved / "tensorflow" / "7", model / "7")
     add_int8(model / "7", saved / "tensorflow" / "6")
-    (model / "labels.json").write_text('{"stable": 7}')
-    with opened_detectors() as load:
-        detector = load(model, "stable", dataclasses.replace(CPU, engine="openvino", precision="int8", canary_share=1.0))
-        shutil.copytree(saved / "tensorflow" / "8", model / "8")
-        (model / "labels.json").write_text(json.dumps(labels))
-        look(detector)
-        assert (detector.model.version, detector.canary) == ("7", None)
-        assert version_of(detector.detect([image()])[0]) == "6"
+    label(model, stable=7)
+    detector = open_detector(model, "stable", dataclasses.replace(CPU, engine="openvino", precision="int8", canary_share=1.0))
+    shutil.copytree(saved / "tensorflow" / "8", model / "8")
+    label(model, **labels)
+    look(detector)
+    assert (detector.model.version, detector.canary) == ("7", None)
+    assert version_of(detector.detect([image()])[0]) == "6"
     said = capfd.readouterr().err
     assert "8 is refused" in said
     assert f"has no int8 network that can be read ({INT8}); make a version: detect-objects quantize" in said
@@ -186,11 +164,10 @@ def test_a_version_is_waited_for_refused_once_taken_and_rolled_back(request, tmp
         look(detector, 1)
     assert (detector.model.version, capfd.readouterr().err) == ("7", "")
 
-    write_version(path, 8, **FAILS)
+    write_version(path, 8, classes="b")
     look(detector, 4)
-    (line,) = capfd.readouterr().err.splitlines()
-    why = "fails on a request of its warm-up file: expected an image"
-    assert line.startswith(f"model detector: version 8 is refused, version 7 stays: {why}")
+    why = "its class 0 is b, that of the version in use is a"
+    assert capfd.readouterr().err == f"model detector: version 8 is refused, version 7 stays: {why}\n"
     assert detector.counted_swaps() == {"refusals": 1}
 
     write_version(path, 8)
@@ -211,16 +188,6 @@ def test_a_version_is_waited_for_refused_once_taken_and_rolled_back(request, tmp
     assert version_of(detector.detect([image()])[0]) == "7"
 
 
-def test_a_version_whose_classes_mean_something_else_is_refused_in_one_line(model, open_detector, capfd):
-    detector = open_detector(model)
-    write_version(model, 8, classes="b")
-    look(detector, 4)
-    (line,) = capfd.readouterr().err.splitlines()
-    why = "its class 0 is b, that of the version in use is a"
-    assert line == f"model detector: version 8 is refused, version 7 stays: {why}"
-    assert detector.counted_swaps() == {"refusals": 1}
-
-
 def slow(version, concurrent_batches=2):
     """A version that waits where a test says so; the events of its first call, of going on and of its end."""
     called, go_on, closed = threading.Event(), threading.Event(), threading.Event()
@@ -231,9 +198,7 @@ def slow(version, concurrent_batches=2):
         return {"boxes": np.zeros((1, 1, 4)), "scores": np.full((1, 1), version / 100)}
 
     detect = DetectConfig(batch_sizes=(1,), concurrent_batches=concurrent_batches)
-    metadata = DetectorMetadata("slow", HW, "stretch", ("a",), threshold_inputs=False)
-    engine = FunctionEngine(run, detect, close=closed.set)
-    return LoadedModel(metadata, str(version), Batcher(engine, HW)), called, go_on, closed
+    return loaded(str(version), run, detect, close=closed.set), called, go_on, closed
 
 
 def test_what_is_under_way_is_finished_by_its_version_which_is_closed_then():
@@ -241,15 +206,13 @@ def test_what_is_under_way_is_finished_by_its_version_which_is_closed_then():
     detector = Detector(old, CPU)
     first = detector.start([image()])
     assert called.wait(WAIT_S)
-    swapping = threading.Thread(target=detector.swap, args=(new,))
-    swapping.start()
     new_may.set()
-    while detector.model is old:
-        swapping.join(0.01)
-    (second,) = detector.start([image()]).result()
-    assert second.model_version == "8" and not first.done() and not closed.is_set()
-    go_on.set()
-    swapping.join()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(detector.swap, new)
+        wait_until(lambda: detector.model is new)
+        (second,) = detector.start([image()]).result()
+        assert second.model_version == "8" and not first.done() and not closed.is_set()
+        go_on.set()
     assert first.result()[0].model_version == "7" and closed.is_set()
     detector.close()
     assert new_closed.is_set()
@@ -261,38 +224,39 @@ def test_a_version_that_wants_more_images_at_once_loses_none():
     detector = Detector(old, dataclasses.replace(CPU, feeder_processes=1))
     before = [detector.start([image()]) for _ in range(20)]
     assert called.wait(WAIT_S)
-    swapping = threading.Thread(target=detector.swap, args=(new,))
-    swapping.start()
-    while detector.model is old:
-        swapping.join(0.01)
-    under_way = [detector.start([image()]) for _ in range(64)]
-    go_on.set(), new_may.set()
-    swapping.join()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(detector.swap, new)
+        wait_until(lambda: detector.model is new)
+        under_way = [detector.start([image()]) for _ in range(64)]
+        go_on.set(), new_may.set()
     assert {result.result()[0].model_version for result in before + under_way} == {"7", "8"}
     detector.close()
 
 
+PADDED = {"padding": "x" * 600_000}
+FAILS = {**PADDED, "requests": ["no image"]}  # of its warm-up file
+
+
 @pytest.fixture
-def crowded(model, monkeypatch):
-    """A detector of version 7 whose memory has no room for another version: each takes 0.6 MB by its file."""
+def crowded(model, open_detector, monkeypatch):
+    """A detector of version 7 that is to use version 8; its memory has no room for both: each takes 0.6 MB by its file."""
     for version in (7, 8):
-        write_version(model, version, padding="x" * 600_000)
+        write_version(model, version, **PADDED)
     monkeypatch.setattr("pipeline.detect.model_watcher.gpu_bytes", lambda _: 1_000_000)
-    watched = ModelConfig(path=str(model), model_poll_s=NEVER)
-    with contextlib.closing(load_detector(dataclasses.replace(watched, model_version="7"), FAST)) as detector:
-        versions = resolve_versions(str(model))
-        detector.watched = ModelWatcher(watched, FAST, detector, in_use=versions[1], others=versions)
-        yield detector
+    label(model, stable=7)
+    detector = open_detector(model, "stable")
+    label(model, stable=8)
+    return detector
 
 
 @pytest.mark.parametrize("usable", [True, False])
 def test_where_two_versions_have_no_room_the_old_one_makes_way_and_images_wait(crowded, model, capfd, usable):
     """And if the next one cannot be used, the old one is loaded again."""
     if not usable:
-        write_version(model, 8, padding="x" * 600_000, **FAILS)
+        write_version(model, 8, **FAILS)
         look(crowded, 1)
     old, results = crowded.model.engine, []
-    sender = threading.Thread(target=lambda: results.extend(crowded.detect([image(str(n)) for n in range(200)])))
+    sender = threading.Thread(target=lambda: results.extend(crowded.detect([image(n) for n in range(200)])))
     sender.start()
     look(crowded, 1)
     sender.join()
@@ -307,7 +271,7 @@ def test_where_two_versions_have_no_room_the_old_one_makes_way_and_images_wait(c
 
 def test_a_version_that_made_way_and_cannot_be_loaded_again_is_tried_at_each_look(crowded, model, tmp_path, capfd):
     """The next version is refused while the files of the old one are out of reach; once they are back, images are detected."""
-    write_version(model, 8, padding="x" * 600_000, **FAILS)
+    write_version(model, 8, **FAILS)
     look(crowded, 1)
     (model / "7").rename(tmp_path / "away")
     for _ in range(2):
@@ -389,19 +353,16 @@ def test_a_link_to_a_version_is_a_version(tmp_path, model):
 SWAPS = 30
 MEASURE = """
 import gc, json, sys
-import cv2, numpy as np, psutil
+import psutil
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.load_model import load
-from pipeline.records import EncodedImage, ImageRef
-path, settings = sys.argv[1], DetectConfig(
-    batch_sizes=(1, 2), concurrent_batches=2, score_threshold=0.0, engine=sys.argv[3]
-)
+from tests.detect.versioned_models import image
+path, settings = sys.argv[1], DetectConfig(batch_sizes=(1, 2), concurrent_batches=2, engine=sys.argv[3])
 detector, process, seen = load_detector(ModelConfig(path=path), settings), psutil.Process(), []
-content = cv2.imencode(".png", np.zeros((90, 120, 3), np.uint8))[1].tobytes()
 for _ in range(int(sys.argv[2])):
     detector.swap(load(ModelConfig(path=f"{path}/8"), settings))
-    detector.detect([EncodedImage(ImageRef(str(n)), content) for n in range(20)])
+    detector.detect([image(n) for n in range(20)])
     seen.append((process.num_threads(), process.memory_info().rss / 1e6))
 print(json.dumps([seen, gc.get_freeze_count(), len(gc.get_objects())]))
 """

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,20 @@ import numpy as np
 
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.batcher import Batcher
 from pipeline.detect.detector import Detector
 from pipeline.detect.engine import FunctionEngine, OpenedModel
-from pipeline.detect.load_detector import load_detector
+from pipeline.detect.loaded_model import LoadedModel
 from pipeline.errors import ModelError
+from pipeline.records import EncodedImage
 from pipeline.storage.files import write_file
-from tests.tiny_models import bright_box, save_model
+from tests.tiny_models import bright_box, png, save_model
 
 HW = (96, 128)
-NEVER = 1e6  # seconds: tests look themselves
 TOY = "tests.detect.versioned_models:open_model"  # an engine that loads at once
+FAST = DetectConfig(score_threshold=0.0, engine=TOY)
+ONE = DetectConfig(batch_sizes=(1,), concurrent_batches=4)
+METADATA = DetectorMetadata("detector", HW, "stretch", ("a",))
 
 
 def open_model(local: str, folder: str, _model: ModelConfig, _detect: DetectConfig) -> OpenedModel:
@@ -90,16 +93,21 @@ def version_of(result: Any) -> str:
     return str(round(float(confidence) * 100))
 
 
-@contextlib.contextmanager
-def opened_detectors() -> Iterator[Callable[[Path | str, str | None, DetectConfig], Detector]]:
-    """Loads detectors that look for versions only when told to (`look`); closes them all."""
-    with contextlib.ExitStack() as stack:
+def label(path: Path, **labels: int) -> None:
+    """Writes the labels of a folder of versions."""
+    (path / "labels.json").write_text(json.dumps(labels), encoding="utf-8")
 
-        def load(path: Path | str, version: str | None, detect: DetectConfig) -> Detector:
-            model = ModelConfig(path=str(path), model_version=version, model_poll_s=NEVER)
-            return stack.enter_context(contextlib.closing(load_detector(model, detect)))
 
-        yield load
+def loaded(version: str, run: Callable[[np.ndarray], Any], detect: DetectConfig = ONE, **how: Any) -> LoadedModel:
+    """A version that is this function."""
+    return LoadedModel(METADATA, version, Batcher(FunctionEngine(run, detect, **how), HW))
+
+
+def image(name: object = "a", bright: int = 255) -> EncodedImage:
+    """An image with one rectangle."""
+    pixels = np.zeros((*HW, 3), np.uint8)
+    pixels[20:60, 30:90] = bright
+    return png(f"{name}.png", pixels)
 
 
 def look(detector: Detector, times: int = 2) -> None:
