@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect.batcher import Batcher
 from pipeline.detect.detector import Detector
-from pipeline.detect.engine import FunctionEngine, ModelFailed
+from pipeline.detect.engine import ModelFailed
 from pipeline.detect.load_detector import load_detector, shared_detector
-from pipeline.detect.loaded_model import LoadedModel
 from pipeline.errors import ModelError
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, identity_hash
+from tests.detect.versioned_models import FAST, loaded, write_version
 from tests.feed.feeding import feeders
 from tests.processes import wait_until
 from tests.tiny_models import bright_box, detected, png, save_model
@@ -45,10 +43,8 @@ def test_each_image_has_its_own_result_in_order_among_broken_ones(detector):
     images[8] = EncodedImage(ImageRef("8"), b"text")
     results = detector.detect(images)
     assert [result.ref.uri for result in results] == [str(n) for n in range(30)]
-    assert [(r.ref.uri, r.stage, r.reason) for r in results if isinstance(r, DeadLetter)] == [
-        ("7", "decode", "empty"),
-        ("8", "decode", "not_an_image"),
-    ]
+    dead = [(result.ref.uri, result.stage, result.reason) for result in results if isinstance(result, DeadLetter)]
+    assert dead == [("7", "decode", "empty"), ("8", "decode", "not_an_image")]
     found = [result for result in results if isinstance(result, DetectedImage)]
     for result in found:
         left = 10 * int(result.ref.uri)
@@ -109,22 +105,17 @@ def test_one_detector_serves_all_who_ask_with_the_same_settings(bright_model):
     assert shared_detector(ModelConfig(path=bright_model), DetectConfig(batch_sizes=(1,))) is not first
 
 
-def save_failing(folder, accepts, message):
-    """A model that fails in its graph on any batch that it does not accept."""
+@pytest.fixture(scope="module")
+def picky_model(tmp_path_factory):
+    """A model that fails in its graph on any batch with a pixel of value 13."""
 
     def predict(images):
-        with tf.control_dependencies([tf.debugging.Assert(accepts(images), [message])]):
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(images != 13), ["unlucky pixel"])]):
             box = bright_box(tf.identity(images))
         return {"boxes": box[:, None], "scores": tf.fill([tf.shape(images)[0], 1], 0.75)}
 
-    return save_model(folder, predict, tf.TensorSpec((None, 96, 128, 3), tf.uint8, "images"))
-
-
-@pytest.fixture(scope="module")
-def picky_model(tmp_path_factory):
-    """A model that fails on a pixel of value 13."""
     folder = tmp_path_factory.mktemp("models") / "picky"
-    return save_failing(folder, lambda images: tf.reduce_all(images != 13), "unlucky pixel")
+    return save_model(folder, predict, tf.TensorSpec((None, 96, 128, 3), tf.uint8, "images"))
 
 
 def test_an_image_that_breaks_the_model_is_one_dead_letter(picky_model):
@@ -149,15 +140,13 @@ def find_no_boxes(pixels):
 
 @pytest.mark.parametrize(("run", "reason"), [(fail, "model_failed"), (find_no_boxes, "bad_output")])
 def test_a_dead_letter_names_the_version_that_failed_and_no_other_image_a_model(run, reason):
-    metadata, one = DetectorMetadata("m", (96, 128), "stretch", ("a",)), dataclasses.replace(CPU, batch_sizes=(1,))
-    engines = [Batcher(FunctionEngine(run, one), metadata.input_hw) for _ in range(2)]
-    detector = Detector(LoadedModel(metadata, "7", engines[0]), CPU)
+    detector = Detector(loaded("7", run), CPU)
     before, damaged = detector.detect([bright(), EncodedImage(ImageRef("b"), b"text")])
-    detector.swap(LoadedModel(metadata, "8", engines[1]))
+    detector.swap(loaded("8", run))
     (after,) = detector.detect([bright()])
     detector.close()
     named = [(letter.reason, letter.model_name, letter.model_version) for letter in (before, after, damaged)]
-    assert named == [(reason, "m", "7"), (reason, "m", "8"), ("not_an_image", "", "")]
+    assert named == [(reason, "detector", "7"), (reason, "detector", "8"), ("not_an_image", "", "")]
 
 
 def write_warm_up_file(folder, inputs):
@@ -208,10 +197,9 @@ def test_batches_for_which_tensorflow_has_no_memory_are_not_used_again(tmp_path)
 
 
 def test_a_model_that_fails_on_a_blank_image_is_one_clear_error(tmp_path):
-    folder = save_failing(tmp_path / "model", lambda images: tf.reduce_any(images != 0), "all black")
-    with pytest.raises(ModelError, match="fails on a blank image: ") as caught:
-        load_detector(ModelConfig(path=folder), CPU)
-    assert "\n" not in str(caught.value)
+    folder = write_version(tmp_path, 7, fails="no")
+    with pytest.raises(ModelError, match=f"^model {folder}: fails on a blank image: .*no$"):
+        load_detector(ModelConfig(path=folder), FAST)
 
 
 _ENDS_BETWEEN_FEEDING_AND_DETECTING = """

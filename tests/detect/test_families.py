@@ -53,14 +53,12 @@ def save(folder, predict, name="images"):
     return save_model(folder, predict, tf.TensorSpec((None, *HW, 3), tf.float32, name))
 
 
-def save_yolox(folder, raw=True):
-    return save(folder, lambda images: {"output": tf.concat(joined(raw, channels(images, 255.0)), -1)})
+def save_yolox(folder, raw=True, top=255.0, sure=False):
+    """And YOLOv6, which is sure of an object in each cell."""
 
-
-def save_yolov6(folder):
     def predict(images):
-        boxes, objectness, scores = joined(False, channels(images, 1.0))
-        return {"outputs": tf.concat([boxes, tf.ones_like(objectness), scores], -1)}
+        boxes, objectness, scores = joined(raw, channels(images, top))
+        return {"output": tf.concat([boxes, tf.ones_like(objectness) if sure else objectness, scores], -1)}
 
     return save(folder, predict)
 
@@ -74,8 +72,8 @@ def save_yolo_nas(folder):
     return save(folder, predict, "input")
 
 
-def save_detr(folder, slots, count=100):
-    """Logits that depend on each channel after its normalisation; boxes all over the input."""
+def save_detr(folder, slots, count=100, in_one=False):
+    """Logits that depend on each channel after its normalisation (`in_one`: confidences); boxes all over the input."""
     draw = np.random.default_rng(slots)
     weights, bias = draw.normal(0, 3, (3, count * slots)), draw.normal(-2, 1, count * slots)
     places, spread = draw.uniform(0.2, 0.8, (count, 4)), draw.normal(0, 0.1, (3, count * 4))
@@ -84,21 +82,12 @@ def save_detr(folder, slots, count=100):
         light = tf.reduce_mean(pixel_values, [1, 2])
         logits = tf.matmul(light, tf.constant(weights, tf.float32)) + tf.constant(bias, tf.float32)
         boxes = tf.constant(places, tf.float32) + tf.reshape(tf.matmul(light, tf.constant(spread, tf.float32)), [-1, count, 4])
-        return {"logits": tf.reshape(logits, [-1, count, slots]), "pred_boxes": boxes, "last_hidden_state": boxes[..., :1]}
+        logits = tf.reshape(logits, [-1, count, slots])
+        if in_one:
+            return {"output_0": tf.concat([boxes, tf.sigmoid(logits)], -1)}
+        return {"logits": logits, "pred_boxes": boxes, "last_hidden_state": boxes[..., :1]}
 
     return save(folder, predict, "pixel_values")
-
-
-def save_best_300(folder):
-    draw = np.random.default_rng(3)
-    weights, places = draw.normal(0, 3, (3, 900)), draw.uniform(0.2, 0.8, (300, 4))
-
-    def predict(images):
-        scores = tf.sigmoid(tf.matmul(tf.reduce_mean(images, [1, 2]), tf.constant(weights, tf.float32)) - 2.0)
-        boxes = tf.constant(places, tf.float32)[None] + 0.0 * scores[:, :1, None]
-        return {"output_0": tf.concat([boxes, tf.reshape(scores, [-1, 300, 3])], -1)}
-
-    return save(folder, predict)
 
 
 def padded(pixels, rounded, margin, before):
@@ -217,14 +206,28 @@ NOT_NORMALISED = {**NAMED, "normalisation": ""}
 MODELS = {
     "YOLOX": (save_yolox, NAMED, yolox_input, yolox_boxes, True, "YOLOX"),
     "YOLOX, decoded": (lambda f: save_yolox(f, raw=False), NAMED, yolox_input, decoded_boxes, True, "YOLOX"),
-    "YOLOv6": (save_yolov6, NAMED, letterboxed, decoded_boxes, True, "YOLOv5, YOLOv6 or YOLOv7"),
+    "YOLOv6": (
+        lambda f: save_yolox(f, raw=False, top=1.0, sure=True),
+        NAMED,
+        letterboxed,
+        decoded_boxes,
+        True,
+        "YOLOv5, YOLOv6 or YOLOv7",
+    ),
     "YOLO-NAS": (save_yolo_nas, {}, yolo_nas_input, yolo_nas_boxes, True, "YOLO-NAS"),
     "DETR of COCO": (lambda f: save_detr(f, 92), {}, detr_input, detr_boxes, False, "DETR or YOLOS"),
     "DETR with names": (lambda f: save_detr(f, 4), NAMED, detr_input, detr_boxes, False, "DETR or YOLOS"),
     "Deformable DETR of COCO": (lambda f: save_detr(f, 91, 300), {}, detr_input, rtdetr_boxes, False, "Deformable DETR"),
     "RT-DETR of COCO": (lambda f: save_detr(f, 80, 300), {}, stretched, rtdetr_boxes, False, "RT-DETR"),
     "RT-DETR with names": (lambda f: save_detr(f, 3, 300), NOT_NORMALISED, stretched, rtdetr_boxes, False, "RT-DETR"),
-    "RT-DETR of Ultralytics": (save_best_300, NAMED, stretched, best_300_boxes, False, "RT-DETR of Ultralytics"),
+    "RT-DETR of Ultralytics": (
+        lambda f: save_detr(f, 3, 300, in_one=True),
+        NAMED,
+        stretched,
+        best_300_boxes,
+        False,
+        "RT-DETR of Ultralytics",
+    ),
     "Ultralytics, pixels": ultralytics("4+C,M", "pixels", "YOLO of Ultralytics"),
     "Ultralytics, shares": ultralytics("4+C,M", "norm", "YOLO of Ultralytics"),
     "Ultralytics, boxes in rows": ultralytics("M,4+C", "norm", "YOLO of Ultralytics with its boxes in rows"),

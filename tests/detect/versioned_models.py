@@ -13,7 +13,7 @@ from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.detector import Detector
-from pipeline.detect.engine import FunctionEngine, OpenedModel
+from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage
@@ -36,6 +36,8 @@ def open_model(local: str, folder: str, _model: ModelConfig, _detect: DetectConf
         Path(local, "part").write_bytes(b"more")
 
     def run(pixels: np.ndarray) -> dict[str, np.ndarray]:
+        if "fails" in says:
+            raise ModelFailed(says["fails"])
         found = np.zeros((len(pixels), 1, 4), np.float32)
         for box, image in zip(found, pixels, strict=True):
             rows, columns = (np.flatnonzero((image[..., 0] > 127).any(axis)) for axis in (1, 0))
@@ -53,7 +55,8 @@ def open_model(local: str, folder: str, _model: ModelConfig, _detect: DetectConf
 def write_version(path: Path | str, version: int, **says: Any) -> str:
     """Writes a version of `TOY` below a folder of versions, local or on object storage; returns its folder.
 
-    It may have `classes`, `requests` of a warm-up file and a `box` that it finds, be `broken`, or grow when loaded (`grows`).
+    It may have `classes`, `requests` of a warm-up file and a `box` that it finds, be `broken`, fail on each image (`fails`), or
+    grow when loaded (`grows`).
     """
     write_file(f"{path}/{version}/model.onnx", json.dumps({"version": version, **says}).encode())
     return f"{path}/{version}"
