@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import numpy as np
@@ -23,83 +24,67 @@ Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 class Refused(Exception):
-    """The server answers with this status."""
-
-    def __init__(self, code: grpc.StatusCode, message: str = "no"):
-        super().__init__(message)
-        self.code = code
+    """The server answers with this status and text."""
 
 
+@dataclasses.dataclass(eq=False)
 class ModelServer:
     """Serves one model, `toy`, on a port of this machine; the port stays its own between `stop` and `start`.
 
-    Args:
+    Attributes:
       run: Inputs to outputs; raises `Refused`.
       inputs: Datatype, as Triton names it, and shape by name.
       outputs: As inputs.
       versions: Of the model.
       credentials: Of a server with TLS.
-
-    Attributes:
       engine: The value of `--engine`.
+      add_to: Adds its protocol to a server.
     """
 
-    engine = ""
-
-    def __init__(
-        self,
-        run: Callable[[Arrays], Arrays],
-        inputs: Tensors,
-        outputs: Tensors,
-        versions: tuple[str, ...] = ("3",),
-        credentials: grpc.ServerCredentials | None = None,
-    ):
-        self.run, self.requests = run, 0
-        self._inputs, self._outputs, self._versions, self._credentials = inputs, outputs, versions, credentials
-        self.port = 0
-        self._server: grpc.Server | None = None
+    run: Callable[[Arrays], Arrays]
+    inputs: Tensors
+    outputs: Tensors
+    versions: tuple[str, ...] = ("3",)
+    credentials: grpc.ServerCredentials | None = None
+    port: int = 0
+    requests: int = 0
+    engine: ClassVar[str]
+    add_to: ClassVar[Callable[[Any, grpc.Server], None]]
 
     def start(self) -> None:
         """Listens, from the second time on at the same port."""
         options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 1)]
         server = grpc.server(ThreadPoolExecutor(8), options=options)
-        self._serve_on(server)
+        self.add_to(server)
         self.port = self.port or free_ports(1)[0]  # the kernel gives it to nobody while this server is away
         place = f"localhost:{self.port}"
-        self.port = server.add_secure_port(place, self._credentials) if self._credentials else server.add_insecure_port(place)
+        self.port = server.add_secure_port(place, self.credentials) if self.credentials else server.add_insecure_port(place)
         server.start()
         self._server = server
 
     def stop(self) -> None:
         """Ends at once, also requests under way."""
-        if self._server:
-            self._server.stop(0).wait()
-        self._server = None
-
-    def _serve_on(self, server: grpc.Server) -> None:
-        raise NotImplementedError
+        self._server.stop(0).wait()
 
     def _found(self, given: Arrays, context: Any) -> Arrays:
         self.requests += 1
         try:
             return self.run(given)
         except Refused as err:
-            context.abort(err.code, str(err))
+            context.abort(*err.args)
 
 
 class KServeServer(ModelServer, service_pb2_grpc.GRPCInferenceServiceServicer):
     """Speaks the KServe v2 protocol."""
 
     engine = "triton"
-
-    def _serve_on(self, server: grpc.Server) -> None:
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, server)
+    add_to = service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server
 
     def ModelMetadata(self, request: Any, context: Any) -> Any:
         if request.name != "toy":
             context.abort(grpc.StatusCode.NOT_FOUND, f"unknown model {request.name}")
-        answer = service_pb2.ModelMetadataResponse(name=request.name, versions=self._versions)
-        for tensors, field in ((self._inputs, answer.inputs), (self._outputs, answer.outputs)):
+        answer = service_pb2.ModelMetadataResponse(name=request.name, versions=self.versions)
+        for tensors, field in ((self.inputs, answer.inputs), (self.outputs, answer.outputs)):
             for name, (datatype, shape) in tensors.items():
                 field.add(name=name, datatype=datatype, shape=shape)
         return answer
@@ -126,22 +111,20 @@ class TensorFlowServer(ModelServer, prediction_service_pb2_grpc.PredictionServic
 
     engine = "tf-serving"
     signatures: Mapping[str, Any] = MappingProxyType({})
-
-    def _serve_on(self, server: grpc.Server) -> None:
-        prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(self, server)
+    add_to = prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server
 
     def GetModelMetadata(self, request: Any, context: Any) -> Any:
         if request.model_spec.name != "toy":
             context.abort(grpc.StatusCode.NOT_FOUND, f"Servable not found: unknown model {request.model_spec.name}")
         answer = get_model_metadata_pb2.GetModelMetadataResponse()
-        answer.model_spec.version.value = max(map(int, self._versions))
+        answer.model_spec.version.value = max(map(int, self.versions))
         signatures = get_model_metadata_pb2.SignatureDefMap(signature_def=self.signatures or self._own())
         answer.metadata["signature_def"].Pack(signatures)
         return answer
 
     def _own(self) -> dict[str, Any]:
         signature = meta_graph_pb2.SignatureDef()
-        for tensors, field in ((self._inputs, signature.inputs), (self._outputs, signature.outputs)):
+        for tensors, field in ((self.inputs, signature.inputs), (self.outputs, signature.outputs)):
             for name, (datatype, shape) in tensors.items():
                 field[name].dtype = tf.as_dtype(triton_to_np_dtype(datatype)).as_datatype_enum
                 for size in shape:
@@ -149,7 +132,7 @@ class TensorFlowServer(ModelServer, prediction_service_pb2_grpc.PredictionServic
         return {"serving_default": signature}
 
     def Predict(self, request: Any, context: Any) -> Any:
-        if str(request.model_spec.version.value) not in self._versions:
+        if str(request.model_spec.version.value) not in self.versions:
             context.abort(grpc.StatusCode.NOT_FOUND, "Servable not found for request")
         found = self._found({name: tf.make_ndarray(tensor) for name, tensor in request.inputs.items()}, context)
         answer = predict_pb2.PredictResponse(model_spec=request.model_spec)

@@ -35,7 +35,6 @@ INPUTS = {"images": ("FP32", (-1, 3, 8, 12))}
 OUTPUTS = {"boxes": ("FP32", (-1, -1, 4)), "scores": ("FP32", (-1, -1))}
 POISON = 13
 GREYS = [*range(100, 130)]
-SIGNATURE = "detect"  # of the bundled detector: takes pixels; its default one takes files
 
 
 def image(grey):
@@ -82,8 +81,8 @@ both = pytest.mark.parametrize("kind", [KServeServer, TensorFlowServer], ids=lam
 
 
 @contextlib.contextmanager
-def served_here():
-    """The bundled detector's candidates on a small server of the protocol; yields the port and the version that rows name."""
+def served_by_kserve():
+    """The bundled detector's candidates; yields engine, port, the version of the rows, and what the config says of the model."""
     candidates = tf.saved_model.load(locate("digits", None)[0]).signatures["candidates"]
 
     def run(arrays):
@@ -91,7 +90,7 @@ def served_here():
 
     inputs, outputs = {"images": ("UINT8", (-1, 320, 320, 3))}, {"boxes": ("FP32", (-1, -1, 4)), "scores": ("FP32", (-1, -1, 10))}
     with serving(KServeServer(run, inputs, outputs, versions=("2", "11"))) as server:
-        yield server.port, "11"
+        yield server.engine, server.port, "11", {"nms": "pipeline"}
 
 
 @contextlib.contextmanager
@@ -103,46 +102,38 @@ def served_by_triton():
     ports = free_ports(2)
     command = [python, str(REPO / "tests" / "triton_server.py"), locate("digits", None)[0], *map(str, ports)]
     with running(command, cwd=REPO):  # the job itself waits until the server answers
-        yield ports[0], "1"
+        yield "triton", ports[0], "1", {"nms": "pipeline", "server_wait_s": 300.0}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("served", [served_here, served_by_triton])
-def test_the_bundled_detector_gives_the_rows_of_tensorflow(served):
-    """The server answers all candidates; the pipeline suppresses them."""
-    expected, described = rows("digits"), read_metadata(locate("digits", None)[0])
-    fields = ("input_hw", "resize", "class_names", "letterbox_value", "box_format", "box_units")
-    model = {field: getattr(described, field) for field in fields}
-    with served() as (port, version):
-        model |= {"nms": "pipeline", "server_wait_s": 300.0}
-        found = rows(f"grpc://localhost:{port}/toy", model=model, engine="triton")
-    assert {(row["model"]["name"], row["model"]["version"]) for row in found} == {("toy", version)}
-    check_equal(found, expected, 50)
-
-
-@pytest.mark.slow
-def test_tensorflow_serving_gives_the_rows_of_the_same_saved_model():
-    """The server has the signature of the bundled detector, whose thresholds are inputs with defaults."""
+@contextlib.contextmanager
+def served_by_tensorflow_serving():
+    """Its signature that takes pixels and suppresses, whose thresholds are inputs with defaults."""
     from tensorflow.core.protobuf import saved_model_pb2
 
-    (folder, version), settings = locate("digits", None), {"score_threshold": 0.7, "max_detections": 3}
-    predict = tf.saved_model.load(folder).signatures[SIGNATURE]
+    folder = locate("digits", None)[0]
+    predict = tf.saved_model.load(folder).signatures["detect"]
 
     def run(arrays):
         found = predict(**{name: tf.constant(value) for name, value in arrays.items()})
         return {name: array.numpy() for name, array in found.items()}
 
-    expected, described = rows("digits", **settings), read_metadata(folder)
-    fields = ("name", "resize", "class_names", "box_format", "box_units")
-    model = {field: getattr(described, field) for field in fields}
-    server = TensorFlowServer(run, {}, {}, versions=(version,))
+    server = TensorFlowServer(run, {}, {}, versions=("2", "11"))
     saved = saved_model_pb2.SavedModel.FromString(Path(folder, "saved_model.pb").read_bytes())
     server.signatures = dict(saved.meta_graphs[0].signature_def)
     with serving(server):
-        model |= {"signature": SIGNATURE}
-        found = rows(f"grpc://localhost:{server.port}/toy", model=model, engine="tf-serving", **settings)
-    assert [row["model"] for row in found] == [other["model"] for other in expected]
-    check_equal(found, expected, 30)
+        yield server.engine, server.port, "11", {"signature": "detect"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("served", [served_by_kserve, served_by_triton, served_by_tensorflow_serving])
+def test_the_bundled_detector_gives_the_rows_of_tensorflow(served):
+    described, settings = read_metadata(locate("digits", None)[0]), {"score_threshold": 0.7, "max_detections": 3}
+    fields = ("input_hw", "resize", "class_names", "letterbox_value", "box_format", "box_units")
+    model = {field: getattr(described, field) for field in fields}
+    with served() as (engine, port, version, how):
+        found = rows(f"grpc://localhost:{port}/toy", model={**model, **how}, engine=engine, **settings)
+    assert {(row["model"]["name"], row["model"]["version"]) for row in found} == {("toy", version)}
+    check_equal(found, rows("digits", **settings), 30)
 
 
 def test_a_signature_that_tensorflow_serving_does_not_have_is_one_line():
@@ -178,7 +169,7 @@ def wrong_type(arrays):
 
 def refusing(code):
     def run(_):
-        raise Refused(code)
+        raise Refused(code, "no")
 
     return run
 
@@ -230,7 +221,7 @@ def test_no_image_is_blamed_while_the_server_fails_on_a_blank_one_too(code):
 
         def run(arrays):
             if next(failures, None) is not None:
-                raise Refused(code)
+                raise Refused(code, "no")
             return answer(arrays)
 
         server.run = run
