@@ -34,16 +34,10 @@ from tests.streaming_job import StreamingJob
 
 
 class Received(NamedTuple):
-    """A message that came out: when (seconds since the epoch), and its attributes."""
+    """When a message came out, in seconds since the epoch, and how long after the publishing of what it answers."""
 
     at: float
-    attributes: dict[str, str]
-
-    @property
-    def latency_ms(self) -> float:
-        """From the publishing of what it answers."""
-        event = datetime.datetime.fromisoformat(self.attributes["event_time"].replace("Z", "+00:00"))
-        return (self.at - event.timestamp()) * 1e3
+    latency_ms: float
 
 
 @contextlib.contextmanager
@@ -52,7 +46,8 @@ def receiving(emulator: PubSubEmulator, subscription: str) -> Iterator[list[Rece
     received: list[Received] = []
 
     def take(message: Any) -> None:
-        received.append(Received(time.time(), dict(message.attributes)))
+        at, published = time.time(), datetime.datetime.fromisoformat(message.attributes["event_time"])
+        received.append(Received(at, (at - published.timestamp()) * 1e3))
         message.ack()
 
     pulling = emulator.subscriber().subscribe(subscription, take)
@@ -175,8 +170,7 @@ def _batch_rate(images: Path) -> float:
     output = BENCH / "out" / "batch_beside_streaming"
     shutil.rmtree(output, ignore_errors=True)
     subprocess.run(ours().command(images, output), check=True, capture_output=True)
-    rate: float = json.loads((output / "summary.json").read_text())["images_per_second"]
-    return rate
+    return float(json.loads((output / "summary.json").read_text())["images_per_second"])
 
 
 def _steady_rate(received: list[Received]) -> float:

@@ -24,11 +24,11 @@ from pipeline.limits import resident_bytes
 from pipeline.records import EncodedImage, ImageRef, identity_hash
 from pipeline.stats.process import PROCESS
 from tests import hostile_images
-from tests.feed import feeding as feeding_of_tests
 from tests.feed.feeding import (
     ANY_SIZE,
     BMP,
     LIMITS,
+    OTHERS,
     STRETCH,
     WHOLE_DAYS,
     at_work,
@@ -53,9 +53,9 @@ CONTENTS = [encoded("JPEG", (400, 300)), BMP, encoded("PNG", (7, 90)), encoded("
 
 @pytest.fixture(autouse=True, scope="module")
 def _others():
-    feeding_of_tests.OTHERS.update(feeders())
+    OTHERS.update(feeders())
     yield
-    feeding_of_tests.OTHERS.clear()
+    OTHERS.clear()
 
 
 @pytest.fixture
@@ -127,14 +127,9 @@ def locking(feeder, byte, waiting=False):
     return {int(pid) for arrow, pid in found if bool(arrow) == waiting}
 
 
-def shared_bytes():
-    """The memory that feeders of this process hold for pixels."""
-    held = 0
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if "memfd:feeder" in os.readlink(f"/proc/self/fd/{name}"):
-                held += os.stat(f"/proc/self/fd/{name}").st_blocks * 512
-    return held
+def shared_bytes(feeder):
+    """The memory that a feeder holds for pixels."""
+    return os.fstat(feeder._descriptor).st_blocks * 512
 
 
 class TestSlots:
@@ -153,13 +148,12 @@ class TestSlots:
 
     def test_memory_of_large_images_is_given_back(self):
         content = encoded("PNG", (6000, 4000))
-        before = shared_bytes()
         with feeding() as feeder:
             for _ in range(2):
                 chunk = fed(feeder, in_hand(content), ANY_SIZE)
-                assert chunk.pixels.shape == (1, 4000, 6000, 3) and shared_bytes() - before >= chunk.pixels.nbytes
+                assert chunk.pixels.shape == (1, 4000, 6000, 3) and shared_bytes(feeder) >= chunk.pixels.nbytes
                 chunk.release()
-                wait_until(lambda: shared_bytes() == before)
+                wait_until(lambda: shared_bytes(feeder) == 0)
 
 
 class TestDeath:

@@ -13,11 +13,9 @@ import pytest
 
 from pipeline import run
 from pipeline.errors import InputError
-from pipeline.failures import ImageError
 from pipeline.read.fetch import StorageUnavailableError, fetch
 from pipeline.read.list_images import check_inputs, list_images
 from pipeline.reconcile import reconcile
-from pipeline.records import ImageRef
 from pipeline.storage import azure, s3
 from pipeline.storage.store import _BUFFER_BYTES
 from pipeline.storage.stores import store_of
@@ -25,10 +23,10 @@ from tests.conftest import write_bright_image
 from tests.emulators import free_ports
 from tests.launch.jobs import rows_of
 from tests.read.test_archives import write
+from tests.read.test_fetch import LIMIT, refusal
 from tests.read.test_videos import frames, write_video
 
 NAMES = ["a.jpg", "d/b.png", "d/e/c.jpg", "d/.hidden/x.jpg", "d/notes.md", "ä b+%20.jpg", "dd/f.jpg"]
-LIMIT = 1000
 
 
 class Store(NamedTuple):
@@ -45,13 +43,6 @@ def store(request):
     if request.param == "s3_bucket":
         return Store(f"s3://{made.name}", s3, lambda name, content: made.put_object(Key=name, Body=content))
     return Store(f"abfs://{made.container_name}", azure, lambda name, content: made.upload_blob(name, content, overwrite=True))
-
-
-def refusal(uri, **known):
-    with pytest.raises(ImageError) as caught:
-        fetch(ImageRef(uri, **known), LIMIT, retry_seconds=0.0)
-    assert "\n" not in str(caught.value)
-    return caught.value
 
 
 LISTED = {
