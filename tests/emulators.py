@@ -173,13 +173,11 @@ def answering(answer: Callable[[str, str, bytes, Any], tuple[int, Any]]) -> Iter
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=[0.05], daemon=True)
-        thread.start()
+        threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()
         try:
             yield server.server_port
         finally:
             server.shutdown()
-            thread.join()
 
 
 def _process(emulator: Callable[[], contextlib.AbstractContextManager[Any]], *, in_ci: bool) -> Any:

@@ -91,18 +91,12 @@ class _Recorder:
 
     def __init__(self, root: str, record: str):
         self._root, self._record = root, record
-        self._names: dict[int, dict[str, int]] = {}  # of each folder, as it was last synced
-        self._contents: dict[int, bytes] = {}  # the same of each file
         self._removed: set[int] = set()
         self._seen: dict[int, int | None] = {}  # a folder's file descriptor
         self._lock = threading.Lock()
         self.cuts: list[Cut] = []
         self._fsync = os.fsync
-        for number, path in self._look().items():
-            if os.path.isdir(path):
-                self._names[number] = _entries(path)
-            else:
-                self._contents[number] = Path(path).read_bytes()
+        self._synced = {number: _content(path) for number, path in self._look().items()}  # as of the last time
 
     def happen(self, event: str, args: Sequence[Any]) -> None:
         """Called before something happens."""
@@ -119,13 +113,10 @@ class _Recorder:
         fd = fd if isinstance(fd, int) else fd.fileno()
         path, number = os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd).st_ino
         self.note(f"fsync {path}")
-        entries = _entries(path) if os.path.isdir(path) else None
+        content = _content(path)
         self._fsync(fd)
         with self._lock:
-            if entries is None:
-                self._contents[number] = Path(path).read_bytes()
-            else:
-                self._names[number] = entries
+            self._synced[number] = content
 
     def note(self, before: str) -> None:
         """Notes a moment."""
@@ -162,15 +153,20 @@ class _Recorder:
         begin = [("", os.stat(self._root).st_ino)]
         while begin:
             folder, number = begin.pop()
-            names = _entries(live[number]) if which == _KEPT else self._names.get(number, {})
+            names = _entries(live[number]) if which == _KEPT else self._synced.get(number, {})
             for name, inside in sorted(names.items()):
                 if which == _REMOVED and inside in self._removed:
                     continue
                 is_folder = self._seen.get(inside) is not None
-                tree[folder + name] = None if is_folder else self._contents.get(inside, b"")
+                tree[folder + name] = None if is_folder else self._synced.get(inside, b"")
                 if is_folder and (which != _KEPT or inside in live):
                     begin.append((f"{folder}{name}/", inside))
         return tree
+
+
+def _content(path: str) -> Any:
+    """A file's bytes, or the names in a folder with the numbers of what they name."""
+    return _entries(path) if os.path.isdir(path) else Path(path).read_bytes()
 
 
 def _entries(folder: str) -> dict[str, int]:

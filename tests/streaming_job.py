@@ -53,8 +53,7 @@ class StreamingJob:
         at: Moment | None = None,
         forked: bool = True,
     ):
-        self._emulator = emulator
-        self._folder = folder
+        self.take = emulator.take  # takes messages that the job published
         self._host = host or emulator.host
         self.images, subscription = emulator.create()
         topics = [emulator.create() for _ in range(3)]
@@ -93,14 +92,10 @@ class StreamingJob:
         for future in [self._publisher.publish(self.images, content, **attributes) for content, attributes in pairs]:
             future.result()
 
-    def take(self, subscription: str, count: int, timeout_s: float = 240) -> list[Any]:
-        """Takes messages that the job published."""
-        return self._emulator.take(subscription, count, timeout_s=timeout_s)
-
     def rest(self, subscription: str) -> list[Any]:
         """Takes all that the job has published by now: a message of this test's own comes behind it."""
         self._publisher.publish(self._topics[subscription], b"", last="").result()
-        taken = self.take(subscription, 1)
+        taken: list[Any] = []
         while not any("last" in message.attributes for message in taken):
             taken += self.take(subscription, 1)
         return [message for message in taken if "last" not in message.attributes]

@@ -266,20 +266,19 @@ def test_of_equal_rows_that_in_the_merged_file_stays_whatever_the_clock_was(tmp_
     assert [row["detections"][0]["confidence"] for row in rows_in(output)] == [0.5, 0.5]
 
 
-@pytest.mark.parametrize("damage", ["cut off", "empty", "other columns", "a folder", "a link"])
+@pytest.mark.parametrize("damage", ["cut off", "other columns", "a folder", "a link"])
 def test_what_is_no_whole_shard_of_this_release_is_left_alone(output, damage, tmp_path, capsys):
     (path,) = write_rows(output, [detected("f")])
-    content = Path(path).read_bytes()
-    os.remove(path)
+    whole = Path(path).rename(tmp_path / "f")
     if damage == "a folder":
         os.mkdir(path)
     elif damage == "a link":
-        Path(tmp_path / "f").write_bytes(content)
-        os.symlink(tmp_path / "f", path)
+        os.symlink(whole, path)
+    elif damage == "cut off":
+        write_file(path, whole.read_bytes()[:2000])
     else:
         table = detections_table([detected("f")], VERSION, "0a1b", 1.0).drop_columns(["extra"])
-        damaged = {"cut off": content[: len(content) // 2], "empty": b"", "other columns": parquet_bytes(table)}
-        Path(path).write_bytes(damaged[damage])
+        write_file(path, parquet_bytes(table))
     assert compact(output).before == 6
     assert os.path.lexists(path)
     assert (f"warning: {path} cannot be read" in capsys.readouterr().err) is (damage not in ("a folder", "a link"))

@@ -108,11 +108,7 @@ def test_the_page_is_one_file_without_scripts_whatever_names_say(errors, capsys)
     assert " style=" not in page
 
 
-@pytest.mark.parametrize(
-    ("width", "height", "is_turned"),
-    [(3200, 2400, False), (640, 480, False), (640, 480, True)],
-    ids=["large", "small", "stored turned, with an orientation"],
-)
+@pytest.mark.parametrize(("width", "height", "is_turned"), [(3200, 2400, False), (640, 480, True)], ids=["large", "turned"])
 def test_the_box_lies_on_its_object_in_the_upright_photo(tmp_path, width, height, is_turned):
     """A black object on white, in a photo that is read at a fraction of its size."""
     x, y, w, h = width // 2, height // 3, width // 10, height // 5
