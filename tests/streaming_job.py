@@ -123,7 +123,11 @@ class StreamingJob:
         return self.log.read_text() if self.log.exists() else ""
 
     def __enter__(self) -> StreamingJob:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_error: object) -> None:
