@@ -76,9 +76,11 @@ def _is_any(item: pytest.Item, folders: set[str], files: set[str], fixtures: set
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_model_outlives_its_module():
-    """Models that a process shares take memory."""
+    """Models that a process shares take memory, and TensorFlow keeps the precision of the last one for all later graphs."""
     yield
     forget_detectors()
+    if tf := sys.modules.get("tensorflow"):
+        tf.config.optimizer.set_experimental_options({"auto_mixed_precision_onednn_bfloat16": False})
 
 
 @pytest.fixture(autouse=True)
