@@ -299,9 +299,9 @@ def large_image():
 
 
 @contextlib.contextmanager
-def stopped_amid_a_decode(content, limits=LIMITS):
-    """A feeder of two processes, one of which is stopped while it decodes an image: the feeder, that process, the chunk."""
-    with feeding(limits, processes=2) as feeder:
+def stopped_amid_a_decode(content, limits=LIMITS, processes=2):
+    """A feeder of processes, one of which is stopped while it decodes an image: the feeder, that process, the chunk."""
+    with feeding(limits, processes=processes) as feeder:
         for ready in [feeder.start(in_hand(BMP), STRETCH) for _ in range(4)]:
             ready.result().release()
         chunk = feeder.start(in_hand(content), STRETCH)
@@ -319,7 +319,7 @@ class TestMemory:
         images = in_hand(BMP, encoded(file_format, (6000, 4000)), BMP)
         with feeding() as feeder:
             assert places(fed(feeder, images)) == [0, 1, 2]
-        with feeding(LIMITS._replace(memory_bytes=resident_bytes() + 50_000_000)) as feeder:
+        with feeding(LIMITS._replace(memory_bytes=50_000_000)) as feeder:  # less than this process takes
             fed(feeder, in_hand(BMP)).release()
             before = feeders()
             chunk = fed(feeder, images)
@@ -329,9 +329,9 @@ class TestMemory:
         assert message.startswith("expected an image that fits into ") and "got 6000 x 4000 pixels that take " in message
 
     def test_large_decodes_add_up_within_the_memory_that_there_is(self, large_image):
-        """Two that fit alone and not together are done one after another."""
-        limits = LIMITS._replace(memory_bytes=resident_bytes() + 350_000_000)
-        with stopped_amid_a_decode(large_image, limits) as (feeder, decodes, first):
+        """Images that do not fit in all processes at once are done one after another. One takes about 220 MB."""
+        limits = LIMITS._replace(memory_bytes=resident_bytes() + 540_000_000)  # this process may take or free 300 MB meanwhile
+        with stopped_amid_a_decode(large_image, limits, processes=4) as (feeder, decodes, first):
             before = feeders()
             second = feeder.start(in_hand(large_image), STRETCH)
             (waits,) = wait_until(lambda: locking(feeder, 1, waiting=True))
