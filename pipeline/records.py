@@ -10,6 +10,7 @@ import base64
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -279,6 +280,18 @@ def name_bytes(name: str) -> bytes:
     b'\xed\xb2\x80.jpg'
     """
     return name.encode("utf-8", "surrogatepass")
+
+
+def path_bytes(path: str) -> bytes:
+    r"""The bytes of a local path as the system has them, which other programs find it by.
+
+    >>> path_bytes("/\udc80.jpg")
+    b'/\x80.jpg'
+    """
+    try:
+        return os.fsencode(path)
+    except UnicodeEncodeError:  # no file has this name
+        return name_bytes(path)
 
 
 def name_of(name: bytes) -> str:

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from models.image_uris import archive_member, video_frame
 from models.progress import printable
+from pipeline.records import path_bytes
 
 MISSING = "—"
 
@@ -37,7 +38,7 @@ def link(uri: str) -> str:
         if uri.startswith(start):
             uri = (archive_member(uri) or [uri])[0]
             file = (video_frame(uri) or [uri])[0]  # a browser shows a video from the time behind it
-            return address + urllib.parse.quote(file.removeprefix(start).lstrip("/"), errors="surrogatepass") + uri[len(file) :]
+            return address + urllib.parse.quote(path_bytes(file.removeprefix(start).lstrip("/"))) + uri[len(file) :]
     return ""
 
 

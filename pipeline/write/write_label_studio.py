@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
-from pipeline.records import name_bytes
+from pipeline.records import path_bytes
 from pipeline.write.write_coco import JsonList
 from pipeline.write.write_labels import Box, clipped
 
@@ -54,4 +54,4 @@ def _address(uri: str) -> str:
     >>> _address("gs://bucket/1.jpg"), _address("/photos/a b.jpg")
     ('gs://bucket/1.jpg', '/data/local-files/?d=photos/a%20b.jpg')
     """
-    return uri if "://" in uri else f"/data/local-files/?d={quote(name_bytes(uri.lstrip('/')))}"
+    return uri if "://" in uri else f"/data/local-files/?d={quote(path_bytes(uri.lstrip('/')))}"
