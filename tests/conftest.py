@@ -42,7 +42,10 @@ settings.load_profile("fuzz" if os.environ.get("FUZZ") == "1" else "suite")
 # `make test-fast` leaves out whole jobs, emulators, files that load several models or install things, and each test that takes
 # more than a second of a core, which is marked where it stands
 _SLOW_FOLDERS = {"launch", "deploy", "fuzz", "flink", "spark"}
-_SLOW_FILES = {"test_golden.py", "test_other_formats.py", "test_power_cut.py", "test_secrets.py"}
+_SLOW_FILES = {
+    *("test_etag_stores.py", "test_golden.py", "test_model_versions.py", "test_openvino_engine.py", "test_other_formats.py"),
+    *("test_power_cut.py", "test_secrets.py", "test_served_metrics.py"),
+}
 _SLOW_FIXTURES = {"gcs_bucket", "pubsub_emulator", "run_job"}
 _ON_STORAGE = {"gs", "gcs", "storage"}  # parameters
 

@@ -62,6 +62,7 @@ def printed(capsys, *arguments):
     return code, captured.out.splitlines(), captured.err
 
 
+@pytest.mark.slow
 def test_what_a_job_did_is_complete_and_what_came_afterwards_is_missing(folder, bright_model, capsys, monkeypatch):
     monkeypatch.setattr(progress, "_DELAY_SECONDS", 0)
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0)

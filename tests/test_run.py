@@ -261,6 +261,7 @@ for number in (signal.SIGTERM, signal.SIGINT):
 """
 
 
+@pytest.mark.slow
 def test_a_command_is_stopped_by_a_signal_also_where_a_module_in_c_makes_another_error_of_it():
     """The import of pandas does: "partially initialized module 'pandas' has no attribute 'core'"."""
     done = subprocess.run([sys.executable, "-c", STOPPED], cwd=REPO, capture_output=True, text=True, check=True)

@@ -56,6 +56,12 @@ ctypes.CDLL(None).prctl(1, 9)
 from pipeline.feed.process import serve
 serve({memory}, {locks})
 """
+_ENVIRONMENT = {  # one arena, as more would reserve memory; memory for pixels is kept: new pages take a third of decoding
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(16 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(32 << 20),
+    "OPENBLAS_NUM_THREADS": "1",
+}
 _CHUNKS = 2  # of a process: one in work, and one whose images it reads meanwhile
 _STARTS = 3  # failed ones in a row, after which the feeder gives up
 _KEPT_BYTES = 64 << 20  # of a slot of images of any size; more is given back to the system
@@ -143,7 +149,7 @@ class _Process:
                     stdin=its.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,  # decoders print
-                    env=os.environ | {"MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"},  # more would reserve memory
+                    env=os.environ | _ENVIRONMENT,
                     pass_fds=(memory, locks),
                     start_new_session=True,  # Ctrl-C is for the job
                 )

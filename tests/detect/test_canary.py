@@ -134,6 +134,7 @@ def why_none(detector):
     return figures.as_dict()["why_no_images"]
 
 
+@pytest.mark.slow
 def test_it_follows_its_label(model, open_detector, capfd):
     """From the start on a line says why there is none yet, and the end of the job says so again."""
     label(model, stable=7)
@@ -189,6 +190,7 @@ def test_a_canary_that_is_the_version_in_use_or_not_there_is_one_line(model, ope
     assert line == "model detector: canary 5: 0 images: labels.json calls it canary, and it is not there"
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_while_its_canary_is_loaded_has_refused_none(model, open_detector, capfd):
     detector = open_detector(model, "stable", ALL)
     looking = threading.Thread(target=look, args=(detector,))

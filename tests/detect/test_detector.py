@@ -222,6 +222,7 @@ def fed_after_the_end():
 """
 
 
+@pytest.mark.slow
 def test_an_image_that_is_fed_when_the_interpreter_ends_is_dropped_silently(bright_model):
     """A stopped job's last word is its one line: no traceback of a future comes after it."""
     command = [sys.executable, "-c", _ENDS_BETWEEN_FEEDING_AND_DETECTING, bright_model]

@@ -101,6 +101,7 @@ class LargeBatches(NumPyEngine):
     batch_sizes = (1, 32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kilobytes", "chunks"),
     [

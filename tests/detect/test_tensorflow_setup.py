@@ -67,6 +67,7 @@ def process(tmp_path, monkeypatch):
         yield start
 
 
+@pytest.mark.slow
 def test_each_process_has_a_gpu_of_its_own_until_all_are_taken(process):
     """Then the next ones share them evenly; one whose process was killed is free again."""
     taken = [process(3) for _ in range(5)]

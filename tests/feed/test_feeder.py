@@ -146,6 +146,7 @@ class TestSlots:
             fourth, fifth = (feeder.start(in_hand(BMP), STRETCH) for _ in range(2))
             assert address(fourth.result()) == address(first) and not fifth.done()
 
+    @pytest.mark.slow
     def test_memory_of_large_images_is_given_back(self):
         content = encoded("PNG", (6000, 4000))
         with feeding() as feeder:
@@ -157,6 +158,7 @@ class TestSlots:
 
 
 class TestDeath:
+    @pytest.mark.slow
     def test_a_crash_costs_exactly_the_image_at_fault(self):
         with feeding(WHOLE_DAYS) as feeder:
             both = [feeder.start(in_hand(*contents), STRETCH) for contents in ([BMP, slow_image(), BMP], [BMP, BMP])]
@@ -313,6 +315,7 @@ def stopped_amid_a_decode(content, limits=LIMITS, processes=2):
 class TestMemory:
     """Of large images, which are decoded as the memory of the job allows."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("file_format", ["PNG", "TIFF"])
     def test_an_image_that_does_not_fit_is_a_dead_letter_that_names_its_size(self, file_format):
         """The kernel would end the worker, again after each restart."""

@@ -96,6 +96,7 @@ def test_it_changes_nothing_and_serves_nothing_else(stats):
         assert asked(port, "/../../etc/passwd").status == 404
 
 
+@pytest.mark.slow
 def test_readers_that_do_not_read_are_few_and_make_room_without_a_trace(stats, monkeypatch, capfd):
     monkeypatch.setattr(http_server._Handler, "timeout", 0.2)
     detect(stats, 1)

@@ -121,6 +121,7 @@ def test_reads_of_a_bundle_that_fails_are_no_work_left(tmp_path):
     wait_until(lambda: PROCESS.parts["read"].waiting == before)
 
 
+@pytest.mark.slow
 def test_a_model_that_loads_while_images_wait_for_it_is_progress():
     """A GPU may have room for one version only; the next one loads while images wait, as long as that takes."""
     in_use, taken = ModelInUse(load_toy(DetectConfig())), threading.Event()

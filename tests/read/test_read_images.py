@@ -161,6 +161,7 @@ def test_images_in_tfrecord_files_are_left_out_by_their_content(tmp_path):
     assert read(inputs, output) == (["two"], 2, 1, 1)
 
 
+@pytest.mark.slow
 def test_a_video_that_is_damaged_behind_some_frames_is_not_done_with_its_dead_letter(tmp_path):
     """They may have no rows: the job was killed between two shards, or `fps` was less."""
     path, output = write_video(tmp_path / "in" / "a.mkv"), f"{tmp_path}/out"

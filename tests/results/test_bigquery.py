@@ -62,6 +62,7 @@ def test_tables_have_the_columns_of_shards_by_day_and_model(server, output, caps
     assert {path: path.stat().st_mtime_ns for path in Path(output).rglob("*")} == before, "a load keeps no log"
 
 
+@pytest.mark.slow
 def test_a_second_load_adds_what_is_new_and_a_merged_shard_is_nothing_new(server, output, capsys, monkeypatch):
     """And shows how far it is where it takes long."""
     monkeypatch.setattr(progress, "_DELAY_SECONDS", 0)
@@ -121,6 +122,7 @@ def test_killed_or_failed_at_any_job_the_next_load_adds_each_row_once(server, ou
     assert number == 6, "two uploads and a MERGE of detections, an upload and a MERGE of dead letters"
 
 
+@pytest.mark.slow
 def test_a_file_that_bigquery_refuses_costs_no_other_file(server, output, capsys):
     write_rows(output, [detected("c")])
     (kept,) = write_rows(output, [detected("w")])

@@ -53,6 +53,7 @@ def test_a_sampler_wants_each_image_that_is_kept_in_the_end_also_if_it_comes_aga
     assert all(sampler.wants(each) for best in kept.values() for _, each in best)
 
 
+@pytest.mark.slow
 @given(IMAGES, SIZES)
 def test_an_image_that_is_wanted_whatever_it_shows_is_known_before_it_is_detected(images, size):
     sampler, early = Sampler(size), set()

@@ -103,6 +103,7 @@ def writer(stream, disk, monkeypatch, caplog):
     return thread
 
 
+@pytest.mark.slow
 def test_while_storage_is_away_messages_wait_and_memory_is_bounded(stream, disk, writer, caplog):
     """A third bundle waits, and nothing is acknowledged."""
     third = stream.threads.start("a bundle", lambda: stream.add("g"))
