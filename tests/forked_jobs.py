@@ -171,5 +171,6 @@ def _signal(sent: signal.Signals) -> None:
         return
     _handled.clear()
     os.kill(os.getpid(), sent)
-    os.kill(os.getpid(), signal.SIGRTMIN)  # Python runs handlers in the order of their numbers
-    _handled.wait()
+    while not _handled.is_set():  # one that comes just before the main thread waits does not wake it
+        os.kill(os.getpid(), signal.SIGRTMIN)  # Python runs handlers in the order of their numbers
+        _handled.wait(0.05)
