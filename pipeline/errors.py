@@ -5,17 +5,23 @@ Each message is one line: what was expected, what came, what to do. A command pr
 
 from __future__ import annotations
 
+import _thread
 import argparse
 import logging
+import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, NoReturn
 
 from pipeline.secrets import masked_text
 
 DONE, FAILED, WRONG, BUSY = 0, 1, 2, 3  # exit codes
 _STOPPED = 128 + signal.SIGINT
+_AGAIN_SECONDS = 0.01
 
 
 class UserError(Exception):
@@ -87,9 +93,10 @@ def run_command(work: Callable[[], int], failed: str, stopped: str = "stopped", 
     """
     stops: list[int] = []
 
-    def stop(number: int, _frame: object) -> None:
-        stops.append(number)
-        raise KeyboardInterrupt
+    def stop(number: int, frame: FrameType | None) -> None:
+        if not comes_again(number, frame):
+            stops.append(number)
+            raise KeyboardInterrupt
 
     code, line = _STOPPED, ""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -116,3 +123,20 @@ def run_command(work: Callable[[], int], failed: str, stopped: str = "stopped", 
 
     print(f"error: {printable(masked_text(line))}", file=sys.stderr)
     return code
+
+
+def comes_again(number: int, frame: FrameType | None) -> bool:
+    """Whether a signal comes while its handler must not raise; it is then sent again in a moment.
+
+    A `threading.Condition`, as futures and queues have one, that is being entered would stay locked. Who then waits for it, such
+    as the end of a pool of threads, never ends (https://github.com/python/cpython/issues/74174).
+    """
+    if frame is None or frame.f_code is not threading.Condition.__enter__.__code__:
+        return False
+    _thread.start_new_thread(_send_again, (number,))  # a `threading.Thread` takes locks to start
+    return True
+
+
+def _send_again(number: int) -> None:
+    time.sleep(_AGAIN_SECONDS)
+    os.kill(os.getpid(), number)

@@ -240,7 +240,7 @@ def test_a_reader_that_ends_early_gets_no_traceback():
 
 
 STOPPED = """
-import contextlib, signal
+import _thread, contextlib, functools, signal, threading, time, types
 from pipeline.errors import run_command
 from pipeline.launch.finalize import stopped_by_signals
 
@@ -252,17 +252,24 @@ def work():
             raise AttributeError("of pandas") from None
     return 0
 
+def locking():
+    condition, arrives = threading.Condition(), functools.partial(_thread.interrupt_main, number)
+    condition._lock = types.SimpleNamespace(__enter__=arrives, __exit__=lambda *_: print("unlocked"))
+    with guarded(), condition:
+        time.sleep(600)
+
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests are a shell's background job
 for number in (signal.SIGTERM, signal.SIGINT):
     for guarded in (stopped_by_signals, contextlib.nullcontext):
         before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
         print(run_command(work, "the export failed"))
+        print(run_command(locking, "the export failed"))
         assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before
 """
 
 
 @pytest.mark.slow
-def test_a_command_is_stopped_by_a_signal_also_where_a_module_in_c_makes_another_error_of_it():
+def test_a_command_is_stopped_by_a_signal_also_amid_a_lock_and_where_a_module_in_c_makes_another_error_of_it():
     """The import of pandas does: "partially initialized module 'pandas' has no attribute 'core'"."""
     done = subprocess.run([sys.executable, "-c", STOPPED], cwd=REPO, capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr.count("stopped\n")) == ("130\n" * 4, 4)
+    assert (done.stdout, done.stderr.count("stopped\n")) == ("130\nunlocked\n130\n" * 4, 8)

@@ -9,13 +9,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import Any, NoReturn
 
 from apache_beam.io.filesystems import FileSystems
 
 from pipeline import errors
 from pipeline.config import WriteConfig
-from pipeline.errors import DONE, FAILED, UserError
+from pipeline.errors import DONE, FAILED, UserError, comes_again
 from pipeline.log_lines import write_unlocked
 from pipeline.report.annotate import annotate
 from pipeline.report.page import render_report
@@ -225,7 +226,11 @@ def _next_signal_ends_the_process() -> None:
 
 @contextlib.contextmanager
 def _signals_call(act: Callable[[], None]) -> Iterator[None]:
-    before = {number: signal.signal(number, lambda _number, _frame: act()) for number in _SIGNALS}
+    def called(number: int, frame: FrameType | None) -> None:
+        if not comes_again(number, frame):
+            act()
+
+    before = {number: signal.signal(number, called) for number in _SIGNALS}
     try:
         yield
     finally:
