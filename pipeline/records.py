@@ -10,7 +10,6 @@ import base64
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -282,16 +281,16 @@ def name_bytes(name: str) -> bytes:
     return name.encode("utf-8", "surrogatepass")
 
 
-def path_bytes(path: str) -> bytes:
-    r"""The bytes of a local path as the system has them, which other programs find it by.
+def path_bytes(name: str) -> bytes:
+    r"""A name as the bytes that it had as a file's, by which other programs find it; what no file's name can be is escaped.
 
     >>> path_bytes("/\udc80.jpg")
     b'/\x80.jpg'
     """
     try:
-        return os.fsencode(path)
-    except UnicodeEncodeError:  # no file has this name
-        return name_bytes(path)
+        return name.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return name.encode("utf-8", "backslashreplace")
 
 
 def name_of(name: bytes) -> str:

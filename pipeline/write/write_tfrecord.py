@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from pipeline.read.tfrecords import framed
+from pipeline.records import path_bytes
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
@@ -43,7 +44,7 @@ def write_tfrecord(rows: Iterable[dict[str, Any]], file: BinaryIO) -> None:
 
 def _features(row: dict[str, Any]) -> dict[str, list[Any]]:
     image, found = row["image"], row["detections"]
-    uri, size = _name(image["uri"]), (image["width"], image["height"])
+    uri, size = path_bytes(image["uri"]), (image["width"], image["height"])
     boxes = np.array([each["box_xyxy"] for each in found], np.float64).reshape(-1, 4)
     corners = dict(zip(_CORNERS, (boxes / (size * 2)).clip(0.0, 1.0).T.tolist(), strict=True))
     labels = [each["class_id"] + 1 for each in found]
@@ -53,16 +54,8 @@ def _features(row: dict[str, Any]) -> dict[str, list[Any]]:
         "image/width": [size[0]],
         "image/height": [size[1]],
         **{f"image/{kind}/bbox/{name}": corners[name] for kind in ("object", "detection") for name in _CORNERS},
-        "image/object/class/text": [_name(each["class_name"]) for each in found],
+        "image/object/class/text": [path_bytes(each["class_name"]) for each in found],
         "image/object/class/label": labels,
         "image/detection/label": labels,
         "image/detection/score": [float(each["confidence"]) for each in found],
     }
-
-
-def _name(text: str) -> bytes:
-    """A name as the bytes that it had as a file's; what no file's name can be is escaped."""
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "backslashreplace")
