@@ -56,7 +56,7 @@ ctypes.CDLL(None).prctl(1, 9)
 from pipeline.feed.process import serve
 serve({memory}, {locks})
 """
-_ENVIRONMENT = {  # one arena, as more reserve memory; memory for pixels is kept: new pages took a fifth of the time of decoding
+_ENVIRONMENT = {  # one arena, as more reserve memory; memory for pixels is kept, as the kernel clears each new page
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(16 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(32 << 20),
