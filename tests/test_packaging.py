@@ -27,6 +27,11 @@ def checkout(tmp_path_factory) -> Path:
     return copy
 
 
+def elsewhere() -> dict[str, str]:
+    """The environment of a process that nothing leads to this repository."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 def build_wheel(source: Path, folder: Path) -> Path:
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, source], check=True)
@@ -46,16 +51,17 @@ def installed(wheel, tmp_path_factory) -> Path:
     venv.create(folder, with_pip=False)
     site = next(folder.glob("lib/python*/site-packages"))
     install = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", folder / "bin" / "python"]
-    subprocess.run([*install, "install", "--no-deps", wheel], check=True)
+    subprocess.run([*install, "install", "--no-deps", wheel], check=True, env=elsewhere())
     (site / "of_these_tests.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")  # comes after what is installed here
     return folder
 
 
 def run_installed(installed: Path, cwd: Path, command: str, *args: object, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command of the fresh environment where nothing leads to this repository."""
+    """Runs a command of the fresh environment."""
     command_line = [str(installed / "bin" / command), *map(str, args)]
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.run(command_line, cwd=cwd, capture_output=True, text=True, timeout=580, check=False, env={**kept, **env})
+    return subprocess.run(
+        command_line, cwd=cwd, capture_output=True, text=True, timeout=580, check=False, env={**elsewhere(), **env}
+    )
 
 
 def test_the_wheel_holds_every_file_of_the_packages_and_the_configs(wheel):
