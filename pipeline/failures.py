@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from msgspec.structs import replace
 
 from pipeline.records import DeadLetter, ImageRef
 from pipeline.secrets import masked_text
@@ -89,5 +89,5 @@ class ImageError(Exception):
 
     def dead_letter(self, ref: ImageRef, payload: bytes = b"") -> DeadLetter:
         """The dead letter of this image."""
-        known = dataclasses.replace(ref, generation=self.generation) if self.generation else ref
+        known = replace(ref, generation=self.generation) if self.generation else ref
         return DeadLetter(known, self.stage, self.reason, str(self), payload)

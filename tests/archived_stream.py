@@ -5,11 +5,12 @@ python -m tests.archived_stream FOLDER ACKNOWLEDGED
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
+
+from msgspec.structs import replace
 
 from pipeline.records import DeadLetter, DetectedImage, ImageRef
 from pipeline.stream.archive import Archive, RowWriter
@@ -23,7 +24,7 @@ BUNDLES = ["ab", "c", "dx", "e"]
 def archived(name: str, message: str = "") -> DetectedImage | DeadLetter:
     """The record of an image; one whose name begins with `x` has failed."""
     record = failed(name) if name.startswith("x") else detected(name)
-    return dataclasses.replace(record, ref=ImageRef(name, "1", message_id=message or name))
+    return replace(record, ref=ImageRef(name, "1", message_id=message or name))
 
 
 class ArchivedStream:

@@ -14,6 +14,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from models.evaluate.agreement import compare
 from pipeline.config import DetectConfig
 from pipeline.detect.golden import DetectIn
@@ -137,7 +139,7 @@ class Canary:
             return
         if thumbnail := self._thumbnail(image):
             with self._lock:
-                shown = dataclasses.replace(unsigned(stable), thumbnail=thumbnail)
+                shown = replace(unsigned(stable), thumbnail=thumbnail)
                 self._figures.add_disagreement(Disagreement(different, shown, unsigned(ours)))
 
     def _count(self, **counts: float) -> None:

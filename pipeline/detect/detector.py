@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from pipeline.config import DetectConfig, ReadConfig
 from pipeline.detect.batcher import Outputs
 from pipeline.detect.canary import Canary
@@ -250,12 +252,12 @@ class Detector:
         batch_size, batch_s = outputs.batch_size, outputs.seconds
         for fitted, detections in zip(batch, found, strict=True):
             image = fed.images[fitted.place]
-            ref = dataclasses.replace(_ref(image), generation=fitted.generation)
+            ref = replace(_ref(image), generation=fitted.generation)
             if isinstance(detections, ImageError):
                 letter = detections.dead_letter(ref, _payload(image))
                 yield (
                     fitted.place,
-                    dataclasses.replace(letter, model_name=name, model_version=version, thumbnail=fitted.thumbnail),
+                    replace(letter, model_name=name, model_version=version, thumbnail=fitted.thumbnail),
                 )
                 continue
             latency_s = now - (fitted.received_at or started_at)
@@ -266,12 +268,10 @@ class Detector:
     def _with_thumbnail(self, image: Image, result: Result) -> Result:
         """The same result, with a thumbnail only if it may be a sample; the image is read again if the result has none."""
         if not self._sampler.wants(result):
-            return dataclasses.replace(result, thumbnail=b"") if result.thumbnail else result
+            return replace(result, thumbnail=b"") if result.thumbnail else result
         if result.thumbnail:
             return result
-        return dataclasses.replace(
-            result, thumbnail=self._feeder.thumbnail(image if isinstance(image, EncodedImage) else result.ref)
-        )
+        return replace(result, thumbnail=self._feeder.thumbnail(image if isinstance(image, EncodedImage) else result.ref))
 
 
 def feeder_of(detect: DetectConfig) -> Feeder:

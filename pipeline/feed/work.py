@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from pipeline.errors import UserError
 from pipeline.failures import ImageError
 from pipeline.feed.fit import ModelInput
@@ -56,7 +58,7 @@ class Work(NamedTuple):
     sample_below: int
 
 
-class Fitted(NamedTuple):
+class Fitted(msgspec.Struct, frozen=True, gc=False):
     """An image whose pixels lie in the shared memory.
 
     Attributes:

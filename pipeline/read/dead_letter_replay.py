@@ -15,6 +15,8 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from pipeline.extra_fields import extra_columns, extra_text
 from pipeline.failures import REASONS, ImageError
 from pipeline.read.allowed import may_name, refusal
@@ -101,7 +103,7 @@ class DeadLetterReplay:
             return self.parse(row_bytes(letter), self.folders)
         ref = ImageRef(name, extra=extra_text(extra_columns((), {"extra": letter.get("extra")})))
         allowed = may_name(name, self.folders) and not are_letters(name)
-        return (ref if allowed else refusal(name, self.folders).dead_letter(dataclasses.replace(ref, uri=uri, record=record)),)
+        return (ref if allowed else refusal(name, self.folders).dead_letter(replace(ref, uri=uri, record=record)),)
 
 
 def are_letters(name: str) -> bool:

@@ -6,7 +6,6 @@ Imports neither Beam nor TensorFlow.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import math
 import threading
@@ -14,6 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from typing import BinaryIO
+
+from msgspec.structs import replace
 
 from pipeline.errors import StorageAwayError, UserError
 from pipeline.failures import ImageError
@@ -222,4 +223,4 @@ def read_image(read: Read, max_bytes: int, breaker: CircuitBreaker) -> EncodedIm
         message = f"{ref.uri} has {read.held_bytes / 1e6:.0f} MB, which do not fit into memory; max_file_mb sets the limit"
         return ImageError("read", "unreadable", message).dead_letter(ref)
     breaker.succeeded(ref.uri)
-    return EncodedImage(dataclasses.replace(ref, generation=generation), content, time.monotonic() - started, received_at)
+    return EncodedImage(replace(ref, generation=generation), content, time.monotonic() - started, received_at)

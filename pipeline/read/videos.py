@@ -8,7 +8,6 @@ and decoded: JPEG 30 ms and 0.9 MB (mean error 1.8 of 255), PNG 239 ms and 3.4 M
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import math
 import time
@@ -17,6 +16,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from models.image_uris import video_frame
 from pipeline.failures import ImageError
@@ -52,7 +52,7 @@ def images_of_video(
     try:
         with storage_failures(path):
             generation = retried(store_of(path).look_up, retry_seconds)(path).generation
-        failed = dataclasses.replace(video, generation=generation)
+        failed = replace(video, generation=generation)
         with open_file(path, retry_seconds, generation) as file, _opened(file, path, max_megapixels * 1e6) as container:
             asked = time.monotonic()
             for ms, frame in _selected(container, path, fps, wanted_ms):

@@ -6,6 +6,7 @@ import functools
 import json
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -147,23 +148,23 @@ def json_rows(table: pa.Table | pa.RecordBatch, kind: str) -> Iterator[dict[str,
 
 
 def _detection_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """Rows of detections, from columns: five times as fast as from each row's objects."""
+    """Rows of detections, from columns: five times as fast as from each row's objects.
+
+    The lists of a row are made with it: many at once would make Python look for garbage.
+    """
     boxes, class_ids, names, confidences = pc.list_flatten(batch["detections"]).flatten()
-    columns = zip(
-        np.round(boxes.flatten().to_numpy().astype(np.float64).reshape(-1, 4), 2).tolist(),
-        class_ids.to_pylist(),
-        names.to_pylist(),
-        np.round(confidences.to_numpy().astype(np.float64), 5).tolist(),
-        strict=True,
+    corners = np.round(boxes.flatten().to_numpy().astype(np.float64), 2).tolist()
+    columns = class_ids.to_pylist(), names.to_pylist(), np.round(confidences.to_numpy().astype(np.float64), 5).tolist()
+    found = (
+        {"box_xyxy": corners[4 * place : 4 * place + 4], "class_id": number, "class_name": name, "confidence": sure}
+        for place, (number, name, sure) in enumerate(zip(*columns, strict=True))
     )
-    found = [{"box_xyxy": box, "class_id": number, "class_name": name, "confidence": sure} for box, number, name, sure in columns]
     of_rows = batch.select(["uri", "uri_bytes", "generation", "width", "height", "model", "version", "extra"]).to_pylist()
-    ends = np.cumsum(pc.list_value_length(batch["detections"]).to_numpy()).tolist()
-    for row, start, end in zip(of_rows, [0, *ends], ends, strict=False):
+    for row, objects in zip(of_rows, pc.list_value_length(batch["detections"]).to_pylist(), strict=True):
         yield {
             "image": {"uri": uri_of(row), **{name: row[name] for name in ("generation", "width", "height")}},
             "model": {"name": row["model"], "version": row["version"]},
-            "detections": found[start:end],
+            "detections": list(islice(found, objects)),
             **({"extra": json.loads(row["extra"])} if row["extra"] else {}),
         }
 

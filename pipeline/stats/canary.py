@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from pipeline.records import DetectedImage
 
@@ -87,7 +88,7 @@ class CanaryStats:
             for _, stable, canary in self.disagreements
             for pair in (
                 (f"version {stable.model_version}", stable),
-                (f"canary {canary.model_version}", dataclasses.replace(canary, thumbnail=stable.thumbnail)),
+                (f"canary {canary.model_version}", replace(canary, thumbnail=stable.thumbnail)),
             )
         ]
 

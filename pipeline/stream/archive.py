@@ -22,6 +22,7 @@ from typing import NamedTuple, TypeAlias
 
 import apache_beam as beam
 import pyarrow as pa
+from msgspec.structs import replace
 
 from pipeline.records import DeadLetter, DetectedImage
 from pipeline.results.completion import UNKNOWN, RowVersion
@@ -192,4 +193,4 @@ class ArchiveRows(beam.PTransform):
 
 
 def _with_kind(record: DetectedImage | DeadLetter) -> tuple[str, DetectedImage | DeadLetter]:
-    return (DETECTIONS if isinstance(record, DetectedImage) else DEAD_LETTERS), dataclasses.replace(record, thumbnail=b"")
+    return (DETECTIONS if isinstance(record, DetectedImage) else DEAD_LETTERS), replace(record, thumbnail=b"")

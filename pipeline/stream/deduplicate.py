@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.userstate import ReadModifyWriteStateSpec, TimerSpec, on_timer
 from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import WindowedValue
+from msgspec.structs import replace
 
 from pipeline.read.fetch import RETRY_SECONDS
 from pipeline.records import EncodedImage, ImageRef
@@ -75,7 +75,7 @@ def _identity_now(ref: ImageRef) -> str:
         return ref.identity
     with contextlib.suppress(Exception):
         found = retried(store_of(ref.location).look_up, RETRY_SECONDS)(ref.location)
-        return dataclasses.replace(ref, generation=found.generation).identity
+        return replace(ref, generation=found.generation).identity
     return f"{ref.identity}#{ref.message_id or uuid.uuid4().hex}"
 
 

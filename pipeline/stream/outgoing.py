@@ -10,6 +10,8 @@ import datetime
 import hashlib
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from pipeline.records import (
     DeadLetter,
     DetectedImage,
@@ -77,7 +79,7 @@ def dead_letter_message(letter: DeadLetter, now: float) -> Message:
         attributes |= {"model_name": letter.model_name, "model_version": letter.model_version}
     data = row_bytes(dead_letter_row(letter))
     if len(data) > MAX_MESSAGE_BYTES:
-        short = dataclasses.replace(letter, payload=b"", message=letter.message[:_MAX_EXPLANATION])
+        short = replace(letter, payload=b"", message=letter.message[:_MAX_EXPLANATION])
         data = row_bytes(dead_letter_row(short))
         attributes["payload"] = _LEFT_OUT
     return Message(data, _fit(attributes))

@@ -6,13 +6,13 @@ message only after its results are published and its rows are durable; `pipeline
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeGuard
 
 import apache_beam as beam
+from msgspec.structs import replace
 
 from pipeline.read.fetch import RETRY_SECONDS, StorageUnavailableError
 from pipeline.read.prefetch import Read
@@ -111,7 +111,7 @@ class PublishResults(StreamStep):
         config, now = self._run.config, time.time()
         if isinstance(result, DeadLetter):
             message, topic = dead_letter_message(result, now), config.stream.dead_letter_topic
-            row = row_bytes(dead_letter_row(dataclasses.replace(result, payload=b"")))
+            row = row_bytes(dead_letter_row(replace(result, payload=b"")))
         else:
             message, topic = detection_message(result, now), config.output
             row = message.data
@@ -120,7 +120,7 @@ class PublishResults(StreamStep):
             self._publishing.send(topic, message)
         self._shared.end(result, row)
         if self._shared.archive and (isinstance(result, DeadLetter) or config.stream.archive):
-            self._records.append(dataclasses.replace(result, thumbnail=b""))
+            self._records.append(replace(result, thumbnail=b""))
 
     def finish_bundle(self) -> None:
         self._publishing.wait()

@@ -1,7 +1,8 @@
 """`WriteShards`: results become rows of shards, which are only ever added to a results folder.
 
-A bundle writes a shard every few seconds or rows, so rows appear while the job runs, and a killed job repeats little. Where one
-process does all work, it gives each shard its name at once. Runners that retry bundles pass the names of staged shards through a
+A bundle writes a shard every few seconds or rows, so rows appear while the job runs, and a killed job repeats little. Records
+become columns a thousand at a time: a shard's worth at once would let the model wait. Where one process does all work, it gives
+each shard its name at once. Runners that retry bundles pass the names of staged shards through a
 Reshuffle first, as Beam's `FileBasedSink` does, so that a retried bundle leaves no second shard.
 """
 
@@ -10,10 +11,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import apache_beam as beam
+import pyarrow as pa
 from apache_beam.pvalue import TaggedOutput
 from apache_beam.transforms.window import GlobalWindows
 
@@ -32,6 +35,7 @@ from pipeline.storage.files import read_checked, write_file
 
 _STATS = "stats"
 _MOST_BYTES = 48_000_000  # of the records that a bundle holds, estimated
+_AT_ONCE = 1000  # records
 
 
 class Results(NamedTuple):
@@ -107,12 +111,15 @@ class _WriteRows(beam.DoFn):
 
     def start_bundle(self) -> None:
         self._records: list[Any] = []
+        self._tables: defaultdict[str, list[pa.Table]] = defaultdict(list)  # of earlier records, by the kind of rows
         self._stats = JobStats()
         self._held_bytes, self._began = 0, time.monotonic()
 
     def process(self, record: DetectedImage | DeadLetter) -> Iterator[Any]:
         self._held_bytes += record_bytes(record) + len(record.thumbnail)
         self._records.append(record)
+        if len(self._records) >= _AT_ONCE:
+            self._make_columns()
         is_late = time.monotonic() - self._began >= self._sink.write.shard_seconds
         if is_late or self._held_bytes >= _MOST_BYTES:
             yield from self._flush()
@@ -120,16 +127,23 @@ class _WriteRows(beam.DoFn):
     def finish_bundle(self) -> Iterator[Any]:
         return self._flush(GlobalWindows.windowed_value_at_end_of_window)
 
-    def _flush(self, windowed: Callable[[Any], Any] = lambda value: value) -> Iterator[Any]:
-        """Writes what is held as a shard."""
-        if not self._records:
-            return
-        sink = self._sink
-        self._stats.add_detected([each for each in self._records if isinstance(each, DetectedImage)], sink.samples)
+    def _make_columns(self) -> None:
+        self._stats.add_detected([each for each in self._records if isinstance(each, DetectedImage)], self._sink.samples)
         for letter in self._records:
             if isinstance(letter, DeadLetter):
                 self._stats.add_dead(letter)
-        for kind, table in rows_by_kind(self._records, sink.version, sink.run.name):
+        for kind, table in rows_by_kind(self._records, self._sink.version, self._sink.run.name):
+            self._tables[kind].append(table)
+        self._records = []
+
+    def _flush(self, windowed: Callable[[Any], Any] = lambda value: value) -> Iterator[Any]:
+        """Writes what is held as a shard."""
+        self._make_columns()
+        if not self._tables:
+            return
+        sink = self._sink
+        for kind, tables in self._tables.items():
+            table = pa.concat_tables(tables).sort_by("uri")
             if sink.worker_context:
                 yield TaggedOutput("staged", windowed(stage_shard(sink.run.output, kind, table, sink.run.name, sink.write.view)))
             else:

@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 import pytest
 import tensorflow as tf
+from msgspec.structs import replace
 
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.detector import Detector
@@ -55,7 +56,7 @@ def test_each_image_has_its_own_result_in_order_among_broken_ones(detector):
 
 
 def test_times_of_all_stages_are_noted(detector):
-    timing = detector.detect([dataclasses.replace(bright(), read_seconds=0.25)])[0].timing
+    timing = detector.detect([replace(bright(), read_seconds=0.25)])[0].timing
     assert (timing.read, timing.led_batch) == (0.25, 1)
     assert min(timing.decode, timing.predict, timing.postprocess, timing.latency, timing.model) > 0
 

@@ -1,7 +1,6 @@
 """Feeder processes: what they make of images, what their deaths cost, and that they end with their job."""
 
 import contextlib
-import dataclasses
 import os
 import re
 import signal
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from pipeline.errors import ModelError, StorageAwayError
 from pipeline.failures import MAY_PASS
@@ -101,7 +101,7 @@ class TestPixels:
         for ref in refs:
             (tmp_path / ref.uri).write_bytes(BMP)
         first = fed(feeder, refs)
-        read = [dataclasses.replace(ref, generation=one.generation) for ref, one in zip(refs, first.fitted, strict=True)]
+        read = [replace(ref, generation=one.generation) for ref, one in zip(refs, first.fitted, strict=True)]
         hashes = [identity_hash(ref.identity) for ref in read]
         below = sorted(hashes)[1]
         sampled = hashes.index(min(hashes))

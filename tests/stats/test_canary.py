@@ -1,8 +1,7 @@
 """The figures of a canary, as the summary, the lines and the report have them."""
 
-import dataclasses
-
 import pytest
+from msgspec.structs import replace
 
 from pipeline.codec import pack, unpack
 from pipeline.report.page import render_report
@@ -47,7 +46,7 @@ def test_the_figures_of_all_processes_add_up(figures, merged):
 
 def disagreement(different, uri, thumbnail=b""):
     _, image = sample(uri, ("cat",) * different, thumbnail)
-    return Disagreement(different, image, dataclasses.replace(image, model_version="8"))
+    return Disagreement(different, image, replace(image, model_version="8"))
 
 
 def test_of_two_processes_the_images_that_differ_most_are_kept_and_each_once():

@@ -1,12 +1,12 @@
 """Metrics: what Beam counts is what the rows say, in batch and in streams."""
 
-import dataclasses
 import threading
 
 import apache_beam as beam
 import numpy as np
 import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from msgspec.structs import replace
 
 from pipeline import graph
 from pipeline.config import load_config
@@ -89,7 +89,7 @@ def test_what_messages_ask_for_is_counted_where_they_are_parsed():
 
 
 def test_the_latency_of_each_image_that_is_published_is_noted():
-    published = dataclasses.replace(DETECTED, ref=ImageRef("a", event_time=100.0))
+    published = replace(DETECTED, ref=ImageRef("a", event_time=100.0))
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         _ = pipeline | beam.Create([100.0127] * 3) | beam.Map(lambda now: metrics.note_published(published, now))
     assert counted(pipeline.result) == ({}, {"latency_ms": (36, 3)})

@@ -1,6 +1,5 @@
 """One result for each generation of an image, within a time."""
 
-import dataclasses
 from typing import Any
 
 import apache_beam as beam
@@ -10,6 +9,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.timestamp import Timestamp
+from msgspec.structs import replace
 
 from pipeline.read.fetch import fetch
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
@@ -65,7 +65,7 @@ def test_runner_state_knows_the_version_of_what_is_named_without(where, tmp_path
     before = identities(asked)
     write_file(f"{folder}/a.png", b"overwritten")
     after = identities(asked)
-    assert after[0] == dataclasses.replace(asked[0], generation=fetch(asked[0], 100)[1]).identity
+    assert after[0] == replace(asked[0], generation=fetch(asked[0], 100)[1]).identity
     assert before[1] == after[1]
     assert len({*before, *after}) == 5
 

@@ -1,6 +1,5 @@
 """A stream runs for months: what it keeps in memory after a day is what it kept after an hour."""
 
-import dataclasses
 import json
 import multiprocessing
 import tracemalloc
@@ -9,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from pipeline.records import DeadLetter, DetectedImage, ImageRef, Timing
 from pipeline.results.shards import list_shards
@@ -32,8 +32,8 @@ def ended(ref: ImageRef, number: int, now: float) -> DetectedImage | DeadLetter:
     if number % 100 == 0:
         return DeadLetter(ref, "decode", "corrupt", "damaged", b"x" * 10_000)
     timing = Timing(finished_at=now, latency=0.1, led_batch=1, model=0.01)
-    found = dataclasses.replace(detected(ref.uri).detections, class_names=(f"class {number % 50}",))
-    return dataclasses.replace(detected(ref.uri), ref=ref, detections=found, timing=timing)
+    found = replace(detected(ref.uri).detections, class_names=(f"class {number % 50}",))
+    return replace(detected(ref.uri), ref=ref, detections=found, timing=timing)
 
 
 def a_day(folder: Path) -> tuple[list[int], list[int], int]:

@@ -1,10 +1,10 @@
 """The messages that a stream publishes."""
 
 import base64
-import dataclasses
 import json
 
 import numpy as np
+from msgspec.structs import replace
 
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef
 from pipeline.stream.outgoing import (
@@ -64,7 +64,7 @@ def test_of_a_row_that_pubsub_would_refuse_the_detections_are_left_out():
     many = 60_000
     boxes = np.zeros((many, 4), np.float32)
     found = Detections(boxes, np.zeros(many, np.int32), np.ones(many, np.float32), ("x" * 100,) * many)
-    message = detection_message(dataclasses.replace(detected(), detections=found), 0.0)
+    message = detection_message(replace(detected(), detections=found), 0.0)
     without = json.loads(detection_message(detected(), 0.0).data)
     assert json.loads(message.data) == {**without, "detections": [], "detections_left_out": many}
     assert message.attributes["detections"] == "left out, too large"

@@ -8,7 +8,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from pipeline.config import WriteConfig
 from pipeline.results.run import Run
-from pipeline.results.shards import list_shards
+from pipeline.results.shards import list_shards, read_batches
 from pipeline.stats.job_stats import JobStats
 from pipeline.write import write_shards
 from pipeline.write.write_shards import Results, WriteShards, _WriteRows, read_stats
@@ -59,6 +59,18 @@ def test_a_bundle_holds_a_bounded_number_of_bytes(tmp_path, monkeypatch):
         assert len(step._records) <= 10
     list(step.finish_bundle())
     assert len(rows_in(str(tmp_path))) == 100
+
+
+def test_records_become_columns_as_they_come_and_one_sorted_shard_of_each_kind(tmp_path, monkeypatch):
+    monkeypatch.setattr(write_shards, "_AT_ONCE", 2)
+    step = at_work(sink(tmp_path))
+    for record in (detected("d"), detected("b"), failed("z"), detected("a"), detected("c"), failed("y")):
+        assert list(step.process(record)) == []
+        assert len(step._records) < 2
+    (stats,) = (windowed.value for windowed in step.finish_bundle())
+    assert (stats.detected, stats.failed) == (4, 2)
+    batches = [batch["uri"].to_pylist() for shard in list_shards(str(tmp_path)) for batch in read_batches(shard)]
+    assert sorted(batches) == [["a", "b", "c", "d"], ["y", "z"]]
 
 
 def test_a_bundle_that_a_runner_runs_twice_leaves_one_shard(tmp_path):
