@@ -99,12 +99,6 @@ def _letterboxed_wh(image_wh: tuple[int, int], input_hw: tuple[int, int], rule: 
     return min(input_w, max(1, w)), min(input_h, max(1, h))
 
 
-def to_original(boxes_xyxy: Floats, transform: InputTransform) -> Floats:
-    """Map `(..., 4)` boxes from pixels of the model's input to pixels of the image."""
-    offset = np.array([transform.offset_x, transform.offset_y] * 2, np.float64)
-    return np.asarray((boxes_xyxy - offset) / np.array([transform.scale_x, transform.scale_y] * 2))
-
-
 def fit_image(
     pixels: npt.NDArray[np.uint8],
     transform: InputTransform,

@@ -214,28 +214,29 @@ def test_every_depth_of_nesting_ends_as_a_dead_letter_or_is_passed_over():
         assert request.images or request.dead_letters
 
 
-def hostile_sizes() -> dict[str, bytes]:
-    """Messages that ask for far more memory than they have bytes, close to Pub/Sub's 10 MB."""
+def empty_images() -> bytes:
     shared = json.dumps({f"f{n}": "x" * 40 for n in range(30)})[:-1].encode()
-    letter = b'{"image": {}, "stage": "message", "reason": "bad_json", "payload_base64": "%s"}'
-    images = shared + b', "images": [' + b"{}," * 3_000_000 + b"{}]}"
-    return {
-        "empty images with shared fields": images,
-        "such a message in a dead letter": letter % base64.b64encode(images),
-        "lists": b"[" + b"[]," * 3_000_000 + b"[]]",
-        "fields": b'{"uri": "gs://b/a", "x": {' + b",".join(b'"%d":{}' % n for n in range(800_000)) + b"}}",
-        "numbers": b"[" + b"0.5," * 2_000_000 + b"1]",
-        "a number": b'{"uri": "gs://b/a", "x": ' + b"9" * 9_000_000 + b"}",
-        "a text": b'{"uri": "gs://b/' + b"\\u00e9" * 1_500_000 + b'"}',
-        "an inline image": b'{"bytes": "' + b"A" * 9_000_000 + b'"}',
-        "images nested too deep": b"[" + b",".join([b"[" * 600 + b"]" * 600] * 20) + b"," + b'"%s"]' % (b"x" * 5_000_000),
-    }
+    return shared + b', "images": [' + b"{}," * 3_000_000 + b"{}]}"
 
 
-@pytest.mark.parametrize("kind", list(hostile_sizes()))
-def test_a_message_takes_no_more_memory_than_its_bounds_allow(kind):
+LETTER = b'{"image": {}, "stage": "message", "reason": "bad_json", "payload_base64": "%s"}'
+HOSTILE_SIZES = {  # messages that ask for far more memory than they have bytes, close to Pub/Sub's 10 MB
+    "empty images with shared fields": empty_images,
+    "such a message in a dead letter": lambda: LETTER % base64.b64encode(empty_images()),
+    "lists": lambda: b"[" + b"[]," * 3_000_000 + b"[]]",
+    "fields": lambda: b'{"uri": "gs://b/a", "x": {' + b",".join(b'"%d":{}' % n for n in range(800_000)) + b"}}",
+    "numbers": lambda: b"[" + b"0.5," * 2_000_000 + b"1]",
+    "a number": lambda: b'{"uri": "gs://b/a", "x": ' + b"9" * 9_000_000 + b"}",
+    "a text": lambda: b'{"uri": "gs://b/' + b"\\u00e9" * 1_500_000 + b'"}',
+    "an inline image": lambda: b'{"bytes": "' + b"A" * 9_000_000 + b'"}',
+    "images nested too deep": lambda: b"[" + b",".join([b"[" * 600 + b"]" * 600] * 20) + b"," + b'"%s"]' % (b"x" * 5_000_000),
+}
+
+
+@pytest.mark.parametrize("message", HOSTILE_SIZES.values(), ids=HOSTILE_SIZES)
+def test_a_message_takes_no_more_memory_than_its_bounds_allow(message):
     """Bounds come before work: a count is looked at before anything is made of what is counted."""
-    data = hostile_sizes()[kind]
+    data = message()
     with less_memory_than(100_000_000):
         assert image_count(Message(data)) >= 1
         request = parse_message(Message(data), ALLOWED)

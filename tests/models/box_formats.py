@@ -26,3 +26,9 @@ def to_model(boxes_xyxy: Floats, transform: InputTransform) -> Floats:
     """Map `(..., 4)` boxes from pixels of the image to pixels of the model's input; the inverse of `to_original`."""
     scale = np.array([transform.scale_x, transform.scale_y] * 2)
     return np.asarray(boxes_xyxy * scale + np.array([transform.offset_x, transform.offset_y] * 2))
+
+
+def to_original(boxes_xyxy: Floats, transform: InputTransform) -> Floats:
+    """Map `(..., 4)` boxes from pixels of the model's input to pixels of the image."""
+    offset = np.array([transform.offset_x, transform.offset_y] * 2, np.float64)
+    return np.asarray((boxes_xyxy - offset) / np.array([transform.scale_x, transform.scale_y] * 2))

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from models.export import export_detector
-from models.geometry import fit_image, nms, resize_plan, to_original
+from models.geometry import fit_image, nms, resize_plan
 from models.metadata import DetectorMetadata, read_metadata
+from tests.models.box_formats import to_original
 
 tf = pytest.importorskip("tensorflow")
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.geometry import InputTransform, boxes_to_xyxy, fit_image, iou_matrix, nms, resize_plan, to_original
-from tests.models.box_formats import boxes_from_xyxy, to_model
+from models.geometry import InputTransform, boxes_to_xyxy, fit_image, iou_matrix, nms, resize_plan
+from tests.models.box_formats import boxes_from_xyxy, to_model, to_original
 
 SIDES = st.integers(min_value=1, max_value=20_000)
 EDGES = st.floats(min_value=-1_000, max_value=20_000)
