@@ -109,12 +109,11 @@ class ReadImages(beam.PTransform):
         gathered = listed.refs | "GatherDoubles" >> beam.GroupByKey()
         distinct = gathered | "DropDoubles" >> beam.ParDo(_DropDoubles(self.done)).with_outputs("counted", main="groups")
         groups = distinct.groups | "SpreadImages" >> beam.Reshuffle() if self.rebalance else distinct.groups
-        refs = groups | "EachImage" >> beam.FlatMap(_refs_of)
         of_container = functools.partial(
             images_in, read=self.read, retry_seconds=self.retry_seconds, max_megapixels=self.max_megapixels
         )
         opening = _OpenContainers(self.done, self.again, of_container)
-        opened = refs | "OpenContainers" >> beam.ParDo(opening).with_outputs("dead", "counted", main="images")
+        opened = groups | "OpenContainers" >> beam.ParDo(opening).with_outputs("dead", "counted", main="images")
         images, dead = opened.images, [listed.dead, opened.dead]
         if self.fetch:
             reading = beam.ParDo(ReadAhead(self.read, self.retry_seconds))
@@ -255,26 +254,26 @@ def _identity(found: FoundFile | ImageRef | DeadLetter) -> tuple[str, str]:
     return ref.uri, ref.generation
 
 
-def _refs_of(group: Iterable[_Listed]) -> Iterator[ImageRef]:
-    """The refs have no generation: the newest one is read."""
-    return (ImageRef.of_uri(name_of(name), size_bytes=size_bytes, extra=extra) for extra, size_bytes, _, name in group)
-
-
 def _holds_images(name: str) -> bool:
     """Whether a name is that of what holds images: a container, or dead letters."""
     return is_container(name) or are_letters(name)
 
 
 class _OpenContainers(_Counting):
-    """Replaces a container or dead letters by their images, without those that are done; other refs pass."""
+    """Replaces a container or dead letters by their images, without those that are done; other images pass."""
 
     def __init__(self, done: DoneRows | None, again: DeadLetterReplay | None, of_container: _Open):
         self._done, self._again, self._of_container = done, again, of_container
 
-    def process(self, ref: ImageRef) -> Iterator[Any]:
-        if not _holds_images(ref.uri):
-            yield ref
-            return
+    def process(self, group: Iterable[_Listed]) -> Iterator[Any]:
+        for extra, size_bytes, _, name in group:  # without their generations: the newest one is read
+            ref = ImageRef.of_uri(name_of(name), size_bytes=size_bytes, extra=extra)
+            if _holds_images(ref.uri):
+                yield from self._images_in(ref)
+            else:
+                yield ref
+
+    def _images_in(self, ref: ImageRef) -> Iterator[Any]:
         found = self._again.open(ref) if self._again and are_letters(ref.uri) else self._of_container(ref)
         for image in found:
             PROCESS.check_stopped()
