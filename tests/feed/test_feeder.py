@@ -307,7 +307,7 @@ def stopped_amid_a_decode(content, limits=LIMITS, processes=2):
         for ready in [feeder.start(in_hand(BMP), STRETCH) for _ in range(4)]:
             ready.result().release()
         chunk = feeder.start(in_hand(content), STRETCH)
-        (decodes,) = wait_until(lambda: locking(feeder, 1))
+        (decodes,) = wait_until(lambda: locking(feeder, 1) - locking(feeder, 0))  # it has room, and lets others ask
         os.kill(decodes, signal.SIGSTOP)
         yield feeder, decodes, chunk
 
