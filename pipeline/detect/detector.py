@@ -255,10 +255,7 @@ class Detector:
             ref = replace(_ref(image), generation=fitted.generation)
             if isinstance(detections, ImageError):
                 letter = detections.dead_letter(ref, _payload(image))
-                yield (
-                    fitted.place,
-                    replace(letter, model_name=name, model_version=version, thumbnail=fitted.thumbnail),
-                )
+                yield fitted.place, replace(letter, model_name=name, model_version=version, thumbnail=fitted.thumbnail)
                 continue
             latency_s = now - (fitted.received_at or started_at)
             timing = Timing(fitted.read_s, fitted.decode_s, predict_s, postprocess_s, latency_s, now, batch_size, batch_s)
