@@ -48,15 +48,14 @@ SCHEMAS = {
 
 
 def rows_by_kind(records: Sequence[DetectedImage | DeadLetter], version: RowVersion, run: str) -> Iterator[tuple[str, pa.Table]]:
-    """The rows of each kind that there is, made now and sorted by URI."""
+    """The rows of each kind that there is, made now."""
     kinds: list[tuple[str, type, Any]] = [
         (DETECTIONS, DetectedImage, detections_table),
         (DEAD_LETTERS, DeadLetter, dead_letters_table),
     ]
     for kind, record_type, table_of in kinds:
-        ordered = sorted((record for record in records if isinstance(record, record_type)), key=lambda record: record.ref.uri)
-        if ordered:
-            yield kind, table_of(ordered, version, run, time.time())
+        if of_kind := [record for record in records if isinstance(record, record_type)]:
+            yield kind, table_of(of_kind, version, run, time.time())
 
 
 def record_bytes(record: DetectedImage | DeadLetter) -> int:

@@ -58,7 +58,7 @@ class RowWriter(NamedTuple):
 
     def write(self, kind: str, table: pa.Table) -> str:
         """Writes a table as a shard; returns its path."""
-        return write_shard(self.folder, kind, table, self.run, self.view)
+        return write_shard(self.folder, kind, table.sort_by("uri"), self.run, self.view)
 
 
 @dataclasses.dataclass
