@@ -126,7 +126,7 @@ def _open_jpeg(content: bytes) -> OpenedImage:
         "JPEG",
         content,
         image.size,
-        orientation(image),
+        orientation(image) if image.info.keys() & {"exif", "xmp"} else 1,
         bytes_per_pixel=12,
         scales="progressive" not in image.info and content.startswith(all_components, scan - 8 - 2 * components),
         cut=cut,

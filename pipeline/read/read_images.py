@@ -15,6 +15,7 @@ from itertools import compress, islice
 from typing import Any, NamedTuple, TypeVar
 
 import apache_beam as beam
+import numpy as np
 from apache_beam.transforms.window import GlobalWindows
 
 from pipeline.config import ReadConfig
@@ -235,13 +236,15 @@ class _DropDoubles(_Counting):
             uri = public_address(name_of(listed[-1]))
             doubles += uri in best and not _holds_images(uri)
             best[uri] = max(best.get(uri, listed), listed)  # one with `extra`; deterministic
-        images = [uri for uri in best if not _holds_images(uri)]
-        refs = [ImageRef(uri, best[uri][2], signed_uri=name_of(best[uri][3])) for uri in images]
-        done = set(compress(images, self._done.among(refs, self._pool))) if self._done else set()
+        for uri in [uri for uri in best if _holds_images(uri)]:
+            yield [best.pop(uri)]
+        done = np.zeros(len(best), bool)
+        if self._done:
+            refs = [ImageRef(uri, listed[2], signed_uri=name_of(listed[3])) for uri, listed in best.items()]
+            done = self._done.among(refs, self._pool)
         self._skip(doubles)
-        self._skip(len(done), done=True)
-        yield from ([best.pop(uri)] for uri in list(best) if _holds_images(uri))
-        new = (listed for uri, listed in best.items() if uri not in done)
+        self._skip(int(done.sum()), done=True)
+        new = compress(best.values(), ~done)
         while group := list(islice(new, _GROUP_IMAGES)):
             yield group
 
@@ -265,10 +268,10 @@ class _OpenContainers(_Counting):
     def __init__(self, done: DoneRows | None, again: DeadLetterReplay | None, of_container: _Open):
         self._done, self._again, self._of_container = done, again, of_container
 
-    def process(self, group: Iterable[_Listed]) -> Iterator[Any]:
+    def process(self, group: Sequence[_Listed]) -> Iterator[Any]:
         for extra, size_bytes, _, name in group:  # without their generations: the newest one is read
             ref = ImageRef.of_uri(name_of(name), size_bytes=size_bytes, extra=extra)
-            if _holds_images(ref.uri):
+            if len(group) == 1 and _holds_images(ref.uri):  # what holds images is a group of its own
                 yield from self._images_in(ref)
             else:
                 yield ref
