@@ -60,7 +60,6 @@ def source_of(config: Config, done: DoneRows | None = None, worker_context: Work
         worker_context=worker_context,
         max_megapixels=config.detect.max_megapixels,
         rebalance=worker_context is not None,  # one process needs no rebalancing
-        fetch=False,  # `DetectObjects` does
     )
 
 

@@ -1,6 +1,6 @@
-"""`ReadImages`: lists inputs, drops doubles and what is done, and reads the rest.
+"""`ReadImages`: lists inputs, drops doubles and what is done, and opens containers; `DetectObjects` reads the images of files.
 
-The work is divided: groups of folders are listed side by side, names are grouped by hash, and each worker reads its names.
+The work is divided: groups of folders are listed side by side, and names are grouped by hash.
 What is done is left out by an anti-join of the listing with the keys of the rows that are there (`done_rows`), before a file is
 looked at.
 """
@@ -25,7 +25,6 @@ from pipeline.read.done_rows import DoneRows
 from pipeline.read.fetch import RETRY_SECONDS
 from pipeline.read.list_images import Piece, folders_of, list_pieces, pieces_of
 from pipeline.read.names import is_container, kind_of
-from pipeline.read.read_ahead import ReadAhead
 from pipeline.records import DeadLetter, EncodedImage, ImageRef, identity_hash, name_bytes, name_of
 from pipeline.secrets import public_address
 from pipeline.stats import metrics
@@ -51,8 +50,8 @@ class ReadOutputs(NamedTuple):
     """The outputs of `ReadImages`. Each distinct image is in `images` or `dead`.
 
     Attributes:
-      images: Images to detect in.
-      dead: Images that could not be read.
+      images: Images to detect in: an `ImageRef` of a file, an `EncodedImage` of a container.
+      dead: What could not be listed, and images of containers that could not be read.
       counted: How many were read and skipped; `read` counts all three kinds.
     """
 
@@ -63,10 +62,10 @@ class ReadOutputs(NamedTuple):
 
 @dataclasses.dataclass
 class ReadImages(beam.PTransform):
-    """Lists and reads images.
+    """Lists images, and reads those of containers.
 
-    Element out: `EncodedImage` for each distinct image, or a `DeadLetter`. Bounded. At least once, as the runner retries bundles.
-    Only names are shuffled, never images' bytes.
+    Element out: `ImageRef` or `EncodedImage` for each distinct image, or a `DeadLetter`. Bounded. At least once, as the runner
+    retries bundles. Only names are shuffled, never images' bytes.
 
     Args:
       inputs: Files, folders, globs (`**` matches any number of folders, also none), manifests, TFRecord files, archives,
@@ -81,7 +80,6 @@ class ReadImages(beam.PTransform):
       max_megapixels: Videos of larger frames are refused.
       rebalance: Whether to spread the names over the workers again after doubles are dropped. Else the worker that drops the
         doubles of a partition reads all of its images.
-      fetch: Whether to read the images. Else an image file is passed on as its `ImageRef`, and `DetectObjects` reads it.
     """
 
     inputs: Sequence[str]
@@ -94,13 +92,12 @@ class ReadImages(beam.PTransform):
     worker_context: WorkerContext | None = None
     max_megapixels: float = MAX_MEGAPIXELS
     rebalance: bool = True
-    fetch: bool = True
 
     def __post_init__(self) -> None:
         super().__init__()
 
     def expand(self, begin: beam.pvalue.PBegin) -> ReadOutputs:
-        """Wires listing, dropping of doubles, and reading, in one line: a Flatten would make the runner keep all images."""
+        """Wires listing, dropping of doubles, and opening, in one line: a Flatten would make the runner keep all images."""
         find = beam.FlatMap(_find_folders, self.inputs, self.exclude if self.again else "")
         pieces = begin | "Start" >> beam.Impulse() | "FindFolders" >> find
         spread = pieces | "SpreadFolders" >> beam.Reshuffle()
@@ -115,14 +112,9 @@ class ReadImages(beam.PTransform):
         )
         opening = _OpenContainers(self.done, self.again, of_container)
         opened = groups | "OpenContainers" >> beam.ParDo(opening).with_outputs("dead", "counted", main="images")
-        images, dead = opened.images, [listed.dead, opened.dead]
-        if self.fetch:
-            reading = beam.ParDo(ReadAhead(self.read, self.retry_seconds))
-            images, unread = images | "ReadAhead" >> reading.with_outputs("dead", main="images")
-            dead.append(unread)
         return ReadOutputs(
-            images,
-            dead | "AllUnread" >> beam.Flatten(),
+            opened.images,
+            (listed.dead, opened.dead) | "AllUnread" >> beam.Flatten(),
             (listed.counted, distinct.counted, opened.counted) | "AllCounted" >> beam.Flatten(),
         )
 

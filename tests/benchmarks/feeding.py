@@ -95,7 +95,7 @@ def detect(images: str, output: str) -> None:
     """Detects in all images and writes the rows."""
     run = Run(f"{output}/{time.time_ns()}", "run")
     with run.opened(), beam.Pipeline(runner=InMemoryRunner()) as pipeline:
-        read = pipeline | ReadImages([images], rebalance=False, fetch=False)
+        read = pipeline | ReadImages([images], rebalance=False)
         found = read.images | DetectObjects(free_model, read=ReadConfig())
         results = Results(found.detected, (read.dead, found.dead), read.counted)
         _ = results | WriteShards(run, RowVersion("free", "1"), WriteConfig())

@@ -74,7 +74,7 @@ def measure(way: str, images: Path, output: Path) -> None:
     else:
         with beam.Pipeline(runner=FnApiRunner()) as pipeline:
             done = DoneRows(str(output), VERSION)
-            read = pipeline | ReadImages([str(images)], exclude=str(output), done=done, fetch=False)
+            read = pipeline | ReadImages([str(images)], exclude=str(output), done=done)
             _ = read.images | "CountAll" >> beam.combiners.Count.Globally() | "Print" >> beam.Map(print)
     print(time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 

@@ -6,6 +6,8 @@ import apache_beam as beam
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.testing.util import assert_that
 
+from pipeline.read.read_ahead import ReadAhead
+
 KEPT = {}
 
 
@@ -22,3 +24,11 @@ def run(transform_of):
         for name, collection in outputs.items():
             assert_that(collection, functools.partial(keep, name), label=f"Keep{name}")
     return dict(KEPT)
+
+
+def images_read(pipeline, source, **settings):
+    """The outputs of `ReadImages`, with all images read."""
+    found = pipeline | source
+    reading = beam.ParDo(ReadAhead(source.read, **settings))
+    images, unread = found.images | reading.with_outputs("dead", main="images")
+    return {"images": images, "dead": (found.dead, unread) | "AllDead" >> beam.Flatten(), "counted": found.counted}

@@ -17,7 +17,7 @@ from pipeline.stats.job_stats import merge_stats
 from pipeline.storage.files import write_file
 from pipeline.storage.stores import generation_of
 from tests.memory import less_memory_than
-from tests.read.running import run
+from tests.read.running import images_read, run
 from tests.read.test_videos import write_video
 from tests.shard_rows import VERSION, detected, failed, write_rows
 from tests.tfrecord_files import example, write
@@ -42,7 +42,7 @@ def test_every_listed_image_is_read_or_dead_or_skipped(tree):
     (tree / "in" / "large.jpg").write_bytes(bytes(3000))
     write("in/b.record-00000-of-00001", example(image_encoded=b"in a record", image_source_id=b"record"))
     inputs = ["a.jpg", "m.txt", "m.jsonl", "in", "in/*.record*"]
-    got = run(lambda pipeline: (pipeline | ReadImages(inputs, ReadConfig(read_threads=2, max_file_mb=0.002)))._asdict())
+    got = run(lambda pipeline: images_read(pipeline, ReadImages(inputs, ReadConfig(read_threads=2, max_file_mb=0.002))))
     contents = {name: name.encode() for name in ("a.jpg", "in/a.jpg", "in/deep/a.jpg")}
     contents |= {"in/\udcff.jpg": b"no UTF-8 in its name", "record": b"in a record"}
     assert len(got["images"]) == 5
@@ -73,8 +73,8 @@ def test_images_on_their_way_to_the_next_step_take_bounded_memory(tmp_path, name
     (tmp_path / "list.txt").write_text("\n".join(f"{number}.jpg" for number in range(32)))
 
     def build(pipeline):
-        read = pipeline | ReadImages([f"{tmp_path}/{name}"])
-        return {"sizes": read.images | beam.Map(lambda image: len(image.content))}
+        read = images_read(pipeline, ReadImages([f"{tmp_path}/{name}"]))
+        return {"sizes": read["images"] | beam.Map(lambda image: len(image.content))}
 
     with less_memory_than(most_bytes):
         sizes = run(build)["sizes"]
@@ -96,7 +96,7 @@ def put(uri, content=b"x"):
 def read(inputs, output, version=VERSION, failed_too=True, prefixes=("",)):
     """What is read of an input: (names, images read, skipped, of these done before)."""
     done = DoneRows(output, version, failed_too, prefixes, os.urandom(4).hex())
-    got = run(lambda pipeline: (pipeline | ReadImages(inputs, exclude=output, done=done))._asdict())
+    got = run(lambda pipeline: images_read(pipeline, ReadImages(inputs, exclude=output, done=done)))
     counted = merge_stats(got["counted"], 0)
     assert counted.read == len(got["images"]) + len(got["dead"]) + counted.skipped
     names = [image.ref.uri.rpartition("/")[2] for image in got["images"]]
@@ -129,7 +129,7 @@ def test_an_image_that_is_too_large_is_refused_once(places):
     """Its dead letter says which generation that was, though nobody read it; one that is small enough is read."""
     folder, output = places
     put(f"{folder}a.jpg", bytes(2000))
-    got = run(lambda pipeline: (pipeline | ReadImages([folder], ReadConfig(max_file_mb=0.001)))._asdict())
+    got = run(lambda pipeline: images_read(pipeline, ReadImages([folder], ReadConfig(max_file_mb=0.001))))
     (letter,) = got["dead"]
     assert (letter.reason, letter.ref.generation) == ("too_large_file", generation_of(letter.ref.uri))
     write_rows(output, [], [letter])

@@ -36,7 +36,7 @@ from tests.clock import Clock
 from tests.emulators import free_ports
 from tests.processes import wait_until
 from tests.read import test_web
-from tests.read.running import run
+from tests.read.running import images_read, run
 
 LIMIT = 1_000_000
 web_server = test_web.server
@@ -183,7 +183,7 @@ def test_without_storage_each_image_there_is_a_dead_letter_and_the_others_are_re
     (tmp_path / "here.jpg").write_text("here")
     lines = ["gs://b/1.jpg", str(tmp_path / "here.jpg"), "gs://b/2.jpg", "gs://b/3.tfrecord"]
     (tmp_path / "list.txt").write_text("\n".join(lines))
-    got = run(lambda pipeline: (pipeline | ReadImages([f"{tmp_path}/list.txt"], retry_seconds=0.2))._asdict())
+    got = run(lambda pipeline: images_read(pipeline, ReadImages([f"{tmp_path}/list.txt"], retry_seconds=0.2), retry_seconds=0.2))
     assert [image.content for image in got["images"]] == [b"here"]
     dead = sorted((letter.ref.uri, letter.stage, letter.reason) for letter in got["dead"])
     assert dead == [(uri, "read", "storage_unavailable") for uri in sorted(lines) if uri.startswith("gs://")]
