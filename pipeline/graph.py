@@ -29,8 +29,9 @@ from pipeline.stream.archive import ArchiveRows
 from pipeline.stream.deduplicate import AddIdentity, DropDuplicates, DropDuplicatesInState
 from pipeline.stream.messages import replay_message
 from pipeline.stream.pubsub import ReadMessages
+from pipeline.stream.read_requested import ReadRequested
 from pipeline.stream.run import RunSettings
-from pipeline.stream.steps import ParseMessages, PublishResults, ReadRequested
+from pipeline.stream.steps import ParseMessages, PublishResults
 from pipeline.write.write_shards import Results, WriteShards
 
 

@@ -1,4 +1,4 @@
-"""The steps that only a stream has: `ParseMessages` makes images of messages, `ReadRequested` reads them, `PublishResults` ends.
+"""The first and the last step of a stream: `ParseMessages` makes images of messages, `PublishResults` publishes what was found.
 
 All steps between are DoFns in one line, without flatten or shuffle. A local runner therefore fuses them, and acknowledges a
 message only after its results are published and its rows are durable; `pipeline.stream.run` draws the way of an acknowledgement.
@@ -6,26 +6,19 @@ message only after its results are published and its rows are durable; `pipeline
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 import apache_beam as beam
 from msgspec.structs import replace
 
-from pipeline.read.fetch import RETRY_SECONDS, StorageUnavailableError
-from pipeline.read.prefetch import Read
-from pipeline.read.read_ahead import ReadAhead
-from pipeline.records import DeadLetter, DetectedImage, EncodedImage, dead_letter_row, row_bytes
+from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, row_bytes
 from pipeline.stats import metrics
-from pipeline.storage.web import is_web
 from pipeline.stream.clients import Publishing
 from pipeline.stream.messages import Message, parse_message
 from pipeline.stream.outgoing import dead_letter_message, detection_message
-from pipeline.stream.run import RunSettings, StreamStep, run_of
-
-_AGAIN_SECONDS = 5.0
+from pipeline.stream.run import RunSettings, StreamStep
 
 
 class ParseMessages(StreamStep):
@@ -51,49 +44,6 @@ class ParseMessages(StreamStep):
         self._shared.answers.open(request)
         yield from request.images
         yield from (beam.pvalue.TaggedOutput("dead", letter) for letter in request.dead_letters)
-
-
-class ReadRequested(ReadAhead):
-    """Reads the images that messages name; those that came with their bytes pass.
-
-    Element in: `ImageRef` or `EncodedImage`. Elements out: `EncodedImage`, or `DeadLetter` as output `dead`. Unbounded. An image
-    is retried for a minute. While its store answers nobody, it waits, and so does the subscriber; no image waits for a web
-    server, which anybody may name. If the run is stopped meanwhile, the images that wait are skipped; their messages are held,
-    and delivered again after the run.
-
-    Args:
-      run: The run whose stop ends the waiting.
-      retry_seconds: How long an image is retried while its store answers others.
-    """
-
-    def __init__(self, run: RunSettings, retry_seconds: float = RETRY_SECONDS):
-        super().__init__(run.config.read, retry_seconds, give_up_seconds=math.inf)
-        self._run = run
-
-    def setup(self) -> None:
-        super().setup()
-        self._shared = run_of(self._run)
-        self._stop = self._breaker.stop = self._shared.threads.stop
-
-    def _read(self, read: Read) -> EncodedImage | DeadLetter:
-        began = time.monotonic()
-        while True:
-            found = super()._read(read)
-            if not _is_unavailable(found) or read.abandoned or self._stop.is_set() or is_web(read.ref.uri):
-                return found
-            was_retried = time.monotonic() + _AGAIN_SECONDS >= began + self._retry_seconds
-            if was_retried and self._breaker.has_answered(read.ref.uri, since=began):
-                return found
-            # also for missing credentials, which a single read does not retry
-            self._breaker.failed(read.ref.uri, StorageUnavailableError(found.message))
-            self._stop.wait(_AGAIN_SECONDS)
-
-    def _outputs(self, read: Read, timestamp: Any, window: Any) -> Iterator[Any]:
-        if _is_unavailable(read.result.result()) and self._stop.is_set():
-            metrics.count_skipped()
-            self._shared.subscriber.hold([read.ref.message_id])
-        else:
-            yield from super()._outputs(read, timestamp, window)
 
 
 class PublishResults(StreamStep):
@@ -126,8 +76,3 @@ class PublishResults(StreamStep):
         self._publishing.wait()
         if self._shared.archive:
             self._shared.archive.add(self._records)
-
-
-def _is_unavailable(read: EncodedImage | DeadLetter) -> TypeGuard[DeadLetter]:
-    """Whether an image was not read because its store did not answer."""
-    return isinstance(read, DeadLetter) and (read.stage, read.reason) == ("read", "storage_unavailable")

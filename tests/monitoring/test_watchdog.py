@@ -8,15 +8,16 @@ import apache_beam as beam
 import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from pipeline.config import DetectConfig, ReadConfig
+from pipeline.config import DetectConfig
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.detector import Detector
 from pipeline.detect.loaded_model import LoadedModel, ModelInUse
 from pipeline.monitoring import watchdog
 from pipeline.monitoring.watchdog import Watchdog
-from pipeline.read.read_ahead import ReadAhead
 from pipeline.records import ImageRef
 from pipeline.stats.process import PARTS, PROCESS, Part
+from pipeline.stream.read_requested import ReadRequested
+from pipeline.stream.run import RunSettings, opened
 from tests.detect.test_engines import HW, NumPyEngine, image, load_toy
 from tests.processes import wait_until
 
@@ -116,8 +117,9 @@ def test_reads_of_a_bundle_that_fails_are_no_work_left(tmp_path):
     def fail(_read):
         raise ValueError("no space left")
 
-    with pytest.raises(Exception, match="no space left"), beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        _ = pipeline | beam.Create(images, reshuffle=False) | beam.ParDo(ReadAhead(ReadConfig())) | beam.Map(fail)
+    failing = pytest.raises(Exception, match="no space left")
+    with opened(RunSettings("a run")) as stream, failing, beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        _ = pipeline | beam.Create(images, reshuffle=False) | beam.ParDo(ReadRequested(stream.settings)) | beam.Map(fail)
     wait_until(lambda: PROCESS.parts["read"].waiting == before)
 
 

@@ -6,7 +6,9 @@ import apache_beam as beam
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.testing.util import assert_that
 
-from pipeline.read.read_ahead import ReadAhead
+from pipeline.read.fetch import CircuitBreaker, read_image
+from pipeline.read.prefetch import Prefetcher
+from pipeline.records import DeadLetter
 
 KEPT = {}
 
@@ -26,9 +28,25 @@ def run(transform_of):
     return dict(KEPT)
 
 
-def images_read(pipeline, source, **settings):
+def read_now(image, max_bytes, breaker):
+    """An image, or its dead letter, as a feeder process reads it."""
+    ahead = Prefetcher(lambda read: read_image(read, max_bytes, breaker), threads=1, most_bytes=64e6)
+    (read,) = ahead.begin([image])
+    try:
+        return read.result.result()
+    finally:
+        ahead.done(read)
+        ahead.close()
+
+
+def images_read(pipeline, source, retry_seconds=60.0):
     """The outputs of `ReadImages`, with all images read."""
+    max_bytes = source.read.max_file_bytes
+
+    def read(image):
+        found = read_now(image, max_bytes, CircuitBreaker(retry_seconds))
+        return [beam.pvalue.TaggedOutput("dead", found) if isinstance(found, DeadLetter) else found]
+
     found = pipeline | source
-    reading = beam.ParDo(ReadAhead(source.read, **settings))
-    images, unread = found.images | reading.with_outputs("dead", main="images")
+    images, unread = found.images | beam.FlatMap(read).with_outputs("dead", main="images")
     return {"images": images, "dead": (found.dead, unread) | "AllDead" >> beam.Flatten(), "counted": found.counted}

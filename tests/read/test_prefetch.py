@@ -12,11 +12,12 @@ from apache_beam.transforms.window import FixedWindows, GlobalWindows, Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config import ReadConfig
+from pipeline.config import Config, ReadConfig
 from pipeline.limits import MEMORY
 from pipeline.read.prefetch import Prefetcher
-from pipeline.read.read_ahead import ReadAhead
 from pipeline.records import EncodedImage, ImageRef
+from pipeline.stream.read_requested import ReadRequested
+from pipeline.stream.run import RunSettings, opened
 from tests.memory import less_memory_than
 from tests.read.running import run
 
@@ -132,7 +133,9 @@ def test_each_image_keeps_its_order_window_and_timestamp(tmp_path):
             | beam.FlatMap(lambda _: (TimestampedValue(ImageRef(f"{tmp_path}/a.jpg", extra=str(n)), n) for n in range(80)))
             | beam.WindowInto(FixedWindows(10))
         )
-        read = refs | beam.ParDo(ReadAhead(ReadConfig(read_threads=3))).with_outputs("dead", main="images")
+        read = refs | beam.ParDo(ReadRequested(stream.settings)).with_outputs("dead", main="images")
         return {"noted": read.images | beam.Map(note) | "Global" >> beam.WindowInto(GlobalWindows())}
 
-    assert run(build)["noted"] == [(str(n), n, n // 10 * 10) for n in range(80)]
+    with opened(RunSettings("a run", Config(read=ReadConfig(read_threads=3)))) as stream:
+        noted = run(build)["noted"]
+    assert noted == [(str(n), n, n // 10 * 10) for n in range(80)]

@@ -16,6 +16,8 @@ from pipeline.results.completion import RowVersion, row_key
 from pipeline.stats.job_stats import merge_stats
 from pipeline.storage.files import write_file
 from pipeline.storage.stores import generation_of
+from pipeline.stream.read_requested import ReadRequested
+from pipeline.stream.run import RunSettings, opened
 from tests.memory import less_memory_than
 from tests.read.running import images_read, run
 from tests.read.test_videos import write_video
@@ -73,10 +75,11 @@ def test_images_on_their_way_to_the_next_step_take_bounded_memory(tmp_path, name
     (tmp_path / "list.txt").write_text("\n".join(f"{number}.jpg" for number in range(32)))
 
     def build(pipeline):
-        read = images_read(pipeline, ReadImages([f"{tmp_path}/{name}"]))
-        return {"sizes": read["images"] | beam.Map(lambda image: len(image.content))}
+        images = (pipeline | ReadImages([f"{tmp_path}/{name}"])).images
+        read = images | beam.ParDo(ReadRequested(stream.settings)).with_outputs("dead", main="images")
+        return {"sizes": read.images | beam.Map(lambda image: len(image.content))}
 
-    with less_memory_than(most_bytes):
+    with opened(RunSettings("a run")) as stream, less_memory_than(most_bytes):
         sizes = run(build)["sizes"]
     assert sizes == [size] * 32
 

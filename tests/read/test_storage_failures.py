@@ -24,19 +24,18 @@ from pipeline.errors import StorageAwayError
 from pipeline.failures import ImageError
 from pipeline.launch.finalize import failed
 from pipeline.read.fetch import CircuitBreaker, StorageUnavailableError, fetch, storage_failures
-from pipeline.read.read_ahead import ReadAhead
 from pipeline.read.read_images import ReadImages
 from pipeline.records import ImageRef
 from pipeline.stats.process import PROCESS
 from pipeline.storage.store import is_transient_error
 from pipeline.storage.stores import LocalStore
+from pipeline.stream.read_requested import ReadRequested
 from pipeline.stream.run import RunSettings, opened
-from pipeline.stream.steps import ReadRequested
 from tests.clock import Clock
 from tests.emulators import free_ports
 from tests.processes import wait_until
 from tests.read import test_web
-from tests.read.running import images_read, run
+from tests.read.running import images_read, read_now, run
 
 LIMIT = 1_000_000
 web_server = test_web.server
@@ -189,15 +188,15 @@ def test_without_storage_each_image_there_is_a_dead_letter_and_the_others_are_re
     assert dead == [(uri, "read", "storage_unavailable") for uri in sorted(lines) if uri.startswith("gs://")]
 
 
-def read_all(read_ahead, refs):
-    """What becomes of refs: `ReadAhead` as a runner calls it."""
-    read_ahead.setup()
+def read_all(step, refs):
+    """What becomes of refs: `ReadRequested` as a runner calls it."""
+    step.setup()
     try:
-        read_ahead.start_bundle()
-        done = [found for ref in refs for found in read_ahead.process(ref, 0, GlobalWindow())]
-        done += read_ahead.finish_bundle()
+        step.start_bundle()
+        done = [found for ref in refs for found in step.process(ref, 0, GlobalWindow())]
+        done += step.finish_bundle()
     finally:
-        read_ahead.teardown()
+        step.teardown()
     return [getattr(found.value, "value", found.value) for found in done]
 
 
@@ -207,7 +206,7 @@ def test_a_job_whose_store_is_away_has_exit_code_1_and_one_line(dead_storage):
         try:
             with beam.Pipeline(runner=FnApiRunner()) as pipeline:
                 refs = pipeline | beam.Create([ImageRef(f"gs://b/{n}.jpg") for n in range(20)], reshuffle=False)
-                _ = refs | beam.ParDo(ReadAhead(ReadConfig(), retry_seconds=0.0, give_up_seconds=0.0)).with_outputs("dead")
+                _ = refs | beam.Map(lambda ref: read_now(ref, LIMIT, CircuitBreaker(0.0, 0.0)))
         except Exception as err:  # noqa: BLE001  runners raise what they like
             failed(err)
     assert caught.value.exit_code == 1 and "\n" not in str(caught.value)
@@ -215,8 +214,8 @@ def test_a_job_whose_store_is_away_has_exit_code_1_and_one_line(dead_storage):
 
 def test_a_web_server_that_stays_away_ends_no_job(web_server):
     """Lists from the web name many servers, and some are gone for good."""
-    read_ahead = ReadAhead(ReadConfig(read_threads=2), retry_seconds=0.0, give_up_seconds=0.0)
-    letters = read_all(read_ahead, [ImageRef(f"{web_server}/status/500?{n}") for n in range(20)])
+    breaker = CircuitBreaker(0.0, 0.0)
+    letters = [read_now(ImageRef(f"{web_server}/status/500?{n}"), LIMIT, breaker) for n in range(20)]
     assert [letter.reason for letter in letters] == ["storage_unavailable"] * 20
 
 
@@ -229,11 +228,11 @@ def test_a_file_larger_than_memory_is_a_dead_letter_and_does_not_fail_its_bundle
 
     monkeypatch.setattr(LocalStore, "download", download)
     size = 1 << 60
-    (letter,) = read_all(ReadAhead(ReadConfig()), [ImageRef("a.jpg")])
+    letter = read_now(ImageRef("a.jpg"), LIMIT, CircuitBreaker())
     assert (letter.reason, "which do not fit into memory" in letter.message) == ("unreadable", True)
     size = 1
     with pytest.raises(MemoryError):
-        read_all(ReadAhead(ReadConfig()), [ImageRef("a.jpg")])
+        read_now(ImageRef("a.jpg"), LIMIT, CircuitBreaker())
 
 
 def read_by_stream(refs):
@@ -276,12 +275,13 @@ def test_a_stream_that_is_stopped_while_its_store_is_away_skips_the_image_and_ho
 
 def test_reads_end_when_the_bundle_around_them_does(dead_storage):
     """They would go on trying for an hour, and a process waits for its threads."""
-    read_ahead = ReadAhead(ReadConfig(read_threads=2), retry_seconds=3600.0)
-    read_ahead.setup()
-    read_ahead.start_bundle()
-    assert [list(read_ahead.process(ImageRef(f"gs://b/{n}.jpg"), 0, GlobalWindow())) for n in range(8)] == [[]] * 8
-    read_ahead.teardown()
-    read_ahead._ahead._pool.shutdown(wait=True)
+    with opened(RunSettings("a run", Config(read=ReadConfig(read_threads=2)))) as stream:
+        step = ReadRequested(stream.settings, retry_seconds=3600.0)
+        step.setup()
+        step.start_bundle()
+        assert [list(step.process(ImageRef(f"gs://b/{n}.jpg"), 0, GlobalWindow())) for n in range(8)] == [[]] * 8
+        step.teardown()
+        step._ahead._pool.shutdown(wait=True)
 
 
 def test_a_store_is_away_when_it_answered_nobody_for_long_and_is_back_with_the_first_answer():
