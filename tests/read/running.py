@@ -1,5 +1,6 @@
 """Runs a pipeline, and gives what its collections hold."""
 
+import contextlib
 import functools
 
 import apache_beam as beam
@@ -31,12 +32,8 @@ def run(transform_of):
 def read_now(image, max_bytes, breaker):
     """An image, or its dead letter, as a feeder process reads it."""
     ahead = Prefetcher(lambda read: read_image(read, max_bytes, breaker), threads=1, most_bytes=64e6)
-    (read,) = ahead.begin([image])
-    try:
-        return read.result.result()
-    finally:
-        ahead.done(read)
-        ahead.close()
+    with contextlib.closing(ahead):
+        return ahead.begin([image])[0].result.result()
 
 
 def images_read(pipeline, source, retry_seconds=60.0):
