@@ -70,7 +70,7 @@ class ReadImages(beam.PTransform):
     Args:
       inputs: Files, folders, globs (`**` matches any number of folders, also none), manifests, TFRecord files, archives,
         videos; local or `gs://`.
-      read: How to read.
+      read: How to read containers; `DetectObjects` has such settings of its own, for the images of files.
       exclude: The job's output. This program's own files there, and in results folders below an input, are skipped.
       allowed: Folders below which lists that a glob names may name images, beside the folders of the inputs.
       retry_seconds: How long an image is retried while storage fails.
