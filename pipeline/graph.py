@@ -29,7 +29,6 @@ from pipeline.stream.archive import ArchiveRows
 from pipeline.stream.deduplicate import AddIdentity, DropDuplicates, DropDuplicatesInState
 from pipeline.stream.messages import replay_message
 from pipeline.stream.pubsub import ReadMessages
-from pipeline.stream.read_requested import ReadRequested
 from pipeline.stream.run import RunSettings
 from pipeline.stream.steps import ParseMessages, PublishResults
 from pipeline.write.write_shards import Results, WriteShards
@@ -82,26 +81,19 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
     messages = pipeline | "ReadMessages" >> ReadMessages(run, native_source)
     parsing = beam.ParDo(ParseMessages(allowed_prefixes(config), run)).with_outputs("dead", main="images")
     asked = messages | "ParseMessages" >> parsing
-    reading = beam.ParDo(ReadRequested(run)).with_outputs("dead", main="images")
-    if run.in_process:
-        read = asked.images | "ReadImages" >> reading
-        new = read.images | "DropDuplicates" >> beam.ParDo(DropDuplicates(run))
-    else:  # before reading, so that the shuffle by identity moves no images
-        named = asked.images | "AddIdentity" >> beam.ParDo(AddIdentity(config.read.read_threads))
-        once = named | "DropDuplicates" >> beam.ParDo(DropDuplicatesInState(run))
-        read = once | "ReadImages" >> reading
-        new = read.images
+    named = asked.images | "AddIdentity" >> beam.ParDo(AddIdentity(run))
+    dropping = DropDuplicates(run) if run.in_process else DropDuplicatesInState(run)
+    new = named | "DropDuplicates" >> beam.ParDo(dropping)
     detect = DetectObjects(config.model, config.detect, samples=samples_kept(config), read=config.read)
     found = new | "DetectObjects" >> detect.with_resource_hints(**machine_hints(config))
 
     publishing = beam.ParDo(PublishResults(run))
     _ = asked.dead | "PublishRefused" >> publishing
-    _ = read.dead | "PublishUnread" >> publishing
     _ = found.dead | "PublishUndetected" >> publishing
     _ = found.detected | "PublishDetections" >> publishing
 
     if not run.in_process:  # in one process `PublishResults` hands them to the archive
-        rows = (asked.dead, read.dead, found.dead, *((found.detected,) if config.stream.archive else ()))
+        rows = (asked.dead, found.dead, *((found.detected,) if config.stream.archive else ()))
         _ = rows | "ArchiveRows" >> ArchiveRows(run.writer, config.write.window_s)
 
 

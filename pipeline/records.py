@@ -86,6 +86,15 @@ class EncodedImage(msgspec.Struct, frozen=True, gc=False):
     received_at: float = 0.0
 
 
+Image = ImageRef | EncodedImage
+"""An image that is to be detected in, with or without its bytes."""
+
+
+def ref_of(image: Image) -> ImageRef:
+    """Which image it is."""
+    return image.ref if isinstance(image, EncodedImage) else image
+
+
 class Detections(msgspec.Struct, frozen=True, eq=False, gc=False):
     """All boxes of one image, as a struct of arrays, confidence descending.
 
@@ -184,6 +193,7 @@ class DeadLetter(msgspec.Struct, frozen=True, gc=False):
       model_name: Name of the model that failed; empty if none was called.
       model_version: Its version.
       thumbnail: A small JPEG of an image that was decoded, for the few that the report shows; empty for the others.
+      skipped: Whether the stream was stopped before the image's store answered. Then it is not dead: its message comes again.
     """
 
     ref: ImageRef
@@ -194,6 +204,7 @@ class DeadLetter(msgspec.Struct, frozen=True, gc=False):
     model_name: str = ""
     model_version: str = ""
     thumbnail: bytes = b""
+    skipped: bool = False
 
 
 def detection_row(image: DetectedImage) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def way_to(steps: dict[str, object], label: str) -> list:
     return way
 
 
-PUBLISHING = {f"Publish{what}" for what in ("Refused", "Unread", "Undetected", "Detections")}
+PUBLISHING = {f"Publish{what}" for what in ("Refused", "Undetected", "Detections")}
 
 
 def test_nothing_but_plain_steps_lies_between_reading_and_publishing():
@@ -93,11 +93,9 @@ def test_the_in_memory_runner_has_one_stage_from_pulling_to_publishing():
     assert stage >= {"ReadMessages/Pull", *PUBLISHING}
 
 
-def test_where_duplicates_are_found_in_state_no_image_has_been_read_before():
+@pytest.mark.parametrize("in_process", [True, False])
+def test_no_image_is_read_before_duplicates_are_found(in_process):
     """What is shuffled by identity are names, and what messages themselves carry. A service's own source may read them."""
     assert "ReadMessages/ReadFromPubSub" in steps_of(build(in_process=False, native_source=True))
-    steps = steps_of(build(in_process=False))
-    for name in ("PublishDetections", "PublishUnread"):
-        path = [node.full_label for node in way_to(steps, name)]
-        read = next(label for label in path if label.startswith("ReadImages"))
-        assert path.index(read) < path.index("DropDuplicates")
+    path = [node.full_label for node in way_to(steps_of(build(in_process)), "PublishDetections")]
+    assert path.index("DetectObjects/StartDetecting") < path.index("DropDuplicates")

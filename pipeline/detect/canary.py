@@ -20,7 +20,7 @@ from models.evaluate.agreement import compare
 from pipeline.config import DetectConfig
 from pipeline.detect.golden import DetectIn
 from pipeline.detect.loaded_model import LoadedModel
-from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, detection_row, identity_hash, unsigned
+from pipeline.records import DeadLetter, DetectedImage, EncodedImage, Image, ImageRef, detection_row, identity_hash, unsigned
 from pipeline.stats.canary import CanaryStats, Disagreement
 
 _THREADS = 2
@@ -45,13 +45,13 @@ class Canary:
         stable: str,
         detect: DetectConfig,
         detect_in: DetectIn,
-        thumbnail: Callable[[ImageRef | EncodedImage], bytes] | None = None,
+        thumbnail: Callable[[Image], bytes] | None = None,
     ):
         self.model = model
         self._below = int(detect.canary_share * 2**64)
         self._detect_in = detect_in
         self._thumbnail = thumbnail
-        self._waiting: queue.Queue[tuple[ImageRef | EncodedImage, DetectedImage | DeadLetter] | None] = queue.Queue(_MOST_WAITING)
+        self._waiting: queue.Queue[tuple[Image, DetectedImage | DeadLetter] | None] = queue.Queue(_MOST_WAITING)
         self._figures = CanaryStats(model.version, stable)
         self._reported: Counter[str] = Counter()
         self._closed = False
@@ -65,7 +65,7 @@ class Canary:
         """Whether an image belongs to the canary's share; deterministic for each image."""
         return identity_hash(f"canary {ref.identity}") < self._below  # another hash picks samples and shards
 
-    def record_stable(self, image: ImageRef | EncodedImage, result: DetectedImage | DeadLetter) -> None:
+    def record_stable(self, image: Image, result: DetectedImage | DeadLetter) -> None:
         """Counts a result of the version in use; if the image is of the canary's share, compares the canary's with it."""
         if not _is_answer(result):
             return
@@ -120,7 +120,7 @@ class Canary:
             self._waiting.task_done()
         self._waiting.task_done()
 
-    def _compare(self, image: ImageRef | EncodedImage, stable: DetectedImage | DeadLetter) -> None:
+    def _compare(self, image: Image, stable: DetectedImage | DeadLetter) -> None:
         (ours,) = self._detect_in([image])
         if not _is_answer(ours):
             return
@@ -133,7 +133,7 @@ class Canary:
         self._keep_picture(objects - 2 * matched, image, stable, ours)
         self._count(images=1, seconds=_seconds(ours), matched=matched, objects=objects, score_shift_sum=shift)
 
-    def _keep_picture(self, different: int, image: ImageRef | EncodedImage, stable: DetectedImage, ours: DetectedImage) -> None:
+    def _keep_picture(self, different: int, image: Image, stable: DetectedImage, ours: DetectedImage) -> None:
         """Keeps an image for the report if few images differ more; the image is read and decoded again, since few are kept."""
         if not self._thumbnail or not self._figures.wants_picture(different):
             return

@@ -27,9 +27,8 @@ from pipeline.config import DetectConfig, ModelConfig, ReadConfig
 from pipeline.detect.detector import Detector, Result
 from pipeline.detect.load_detector import shared_detector
 from pipeline.detect.loaded_model import LoadModel
-from pipeline.feed.work import Image
 from pipeline.limits import MEMORY
-from pipeline.records import DeadLetter, DetectedImage, EncodedImage
+from pipeline.records import DeadLetter, DetectedImage, EncodedImage, Image
 from pipeline.stats import metrics
 from pipeline.stats.process import PROCESS
 

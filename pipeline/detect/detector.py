@@ -27,10 +27,10 @@ from pipeline.detect.loaded_model import LoadedModel, ModelInUse
 from pipeline.failures import ImageError
 from pipeline.feed.feeder import FedChunk, Feeder
 from pipeline.feed.fit import ModelInput
-from pipeline.feed.work import Image, Limits
+from pipeline.feed.work import Limits
 from pipeline.limits import MEMORY, available_cpus
 from pipeline.read.fetch import GIVE_UP_SECONDS, RETRY_SECONDS
-from pipeline.records import DeadLetter, DetectedImage, Detections, EncodedImage, ImageRef, Timing
+from pipeline.records import DeadLetter, DetectedImage, Detections, EncodedImage, Image, Timing, ref_of
 from pipeline.stats.canary import CanaryStats
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
@@ -154,10 +154,15 @@ class Detector:
         canary = self.canary or self._former_canary
         return counts + canary.take_counts() if canary else counts
 
+    def stop_waiting(self) -> None:
+        """Skips images of messages whose store does not answer, since the job ends."""
+        self._feeder.stop_waiting()
+
     def close(self) -> None:
         """Finishes the images under way, then frees memory, threads and processes."""
         if self.watched:
             self.watched.close()
+        self.stop_waiting()
         wait(list(self._under_way))
         self._pool.shutdown()
         self.use_canary(None)
@@ -230,13 +235,15 @@ class Detector:
     def _run(self, model: LoadedModel, fed: FedChunk, started_at: float) -> list[Result]:
         """The results for a chunk."""
         PROCESS.check_stopped()
-        results: dict[int, Result] = {
-            place: failure.dead_letter(_ref(fed.images[place]), _payload(fed.images[place]))
-            for place, failure in fed.failures.items()
-        }
+        results: dict[int, Result] = {place: self._dead(fed.images[place], failure) for place, failure in fed.failures.items()}
         for outputs in model.engine.run(fed.pixels):
             results |= self._results(model, fed, outputs, started_at)
         return [results[place] for place in range(len(fed.images))]
+
+    def _dead(self, image: Image, failure: ImageError) -> DeadLetter:
+        letter = failure.dead_letter(ref_of(image), _payload(image))
+        is_skipped = failure.reason == "storage_unavailable" and letter.ref.message_id and not self._feeder.waits
+        return replace(letter, skipped=True) if is_skipped else letter
 
     def _results(self, model: LoadedModel, fed: FedChunk, outputs: Outputs, started_at: float) -> Iterator[tuple[int, Result]]:
         """The results for the images of one batch, by their place in the chunk."""
@@ -252,7 +259,7 @@ class Detector:
         batch_size, batch_s = outputs.batch_size, outputs.seconds
         for fitted, detections in zip(batch, found, strict=True):
             image = fed.images[fitted.place]
-            ref = replace(_ref(image), generation=fitted.generation)
+            ref = replace(ref_of(image), generation=fitted.generation)
             if isinstance(detections, ImageError):
                 letter = detections.dead_letter(ref, _payload(image))
                 yield fitted.place, replace(letter, model_name=name, model_version=version, thumbnail=fitted.thumbnail)
@@ -292,16 +299,14 @@ def _open(feeder: Feeder, model: LoadedModel, detect: DetectConfig, read: ReadCo
     height, width = model.metadata.input_hw
     chunk_bytes = height * width * 3 * _chunk_size(model)
     in_model = -(-model.engine.images_in_flight // _chunk_size(model))
-    slots = min(2 * feeder.processes + in_model + 1, int(MEMORY.budget(_PIXEL_BYTES) / chunk_bytes))
-    feeder.open(limits, max(slots, 2))
+    # while it works at one, it reads others, enough for all of its threads; images of any size would take too much memory
+    chunks = 2 if model.metadata.resize == "none" else 1 + -(-2 * limits.read_threads // _chunk_size(model))
+    slots = min(chunks * feeder.processes + in_model + 1, int(MEMORY.budget(_PIXEL_BYTES) / chunk_bytes))
+    feeder.open(limits, max(slots, 2), chunks)
 
 
 def _chunk_size(model: LoadedModel) -> int:
     return 1 if model.metadata.resize == "none" else model.engine.batch_sizes[-1]
-
-
-def _ref(image: Image) -> ImageRef:
-    return image.ref if isinstance(image, EncodedImage) else image
 
 
 def _payload(image: Image) -> bytes:

@@ -24,7 +24,7 @@ from pipeline.config import DetectConfig
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.versions import first_line
 from pipeline.errors import ModelError
-from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, detection_row
+from pipeline.records import DeadLetter, DetectedImage, EncodedImage, Image, ImageRef, detection_row
 
 GOLDEN = "assets.extra/golden"
 ROWS = "detections.jsonl"
@@ -33,7 +33,7 @@ _KEPT = "warmup_requests.npz"
 
 Request = bytes | np.ndarray  # an encoded image, or images `(n, H, W, 3) uint8`
 
-DetectIn = Callable[[Sequence[ImageRef | EncodedImage]], Sequence[DetectedImage | DeadLetter]]
+DetectIn = Callable[[Sequence[Image]], Sequence[DetectedImage | DeadLetter]]
 """Detects with a version, from encoded images."""
 
 

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from multiprocessing.connection import Connection
 from typing import Any
@@ -36,15 +36,16 @@ from pipeline.feed.shared_memory import SharedMemory, size_of
 from pipeline.feed.work import (
     Coming,
     Fitted,
-    Image,
     Limits,
     Prepared,
+    StopWaiting,
+    StoreAnswers,
     StoreAway,
     StoreFails,
     Work,
 )
 from pipeline.read.fetch import note_storage
-from pipeline.records import EncodedImage
+from pipeline.records import EncodedImage, Image, ImageRef
 from pipeline.stats.process import PROCESS
 
 # with this process's own path, not with the current folder; prctl(PR_SET_PDEATHSIG, SIGKILL): it ends with the job's thread
@@ -62,7 +63,6 @@ _ENVIRONMENT = {  # one arena, as more reserve memory; memory for pixels is kept
     "MALLOC_TRIM_THRESHOLD_": str(32 << 20),
     "OPENBLAS_NUM_THREADS": "1",
 }
-_CHUNKS = 2  # of a process: one in work, and one whose images it reads meanwhile
 _STARTS = 3  # failed ones in a row, after which the feeder gives up
 _KEPT_BYTES = 64 << 20  # of a slot of images of any size; more is given back to the system
 _THUMBNAIL_ONLY = ModelInput((800, 800), "letterbox", "darknet", 0)
@@ -124,6 +124,12 @@ class _Chunk:
         if self.singles:
             self.singles.popleft()
         return not self.singles
+
+    def answered(self, part: Prepared) -> Iterable[str]:
+        """An image of each store that has answered."""
+        failed = {place for place, failure in part.failures.items() if failure.reason == "storage_unavailable"}
+        asked = (image for place, image in self.next_work().images.items() if place not in failed)
+        return {image.uri.partition("://")[0]: image.uri for image in asked if isinstance(image, ImageRef)}.values()
 
     def process_died(self, failure: ImageError) -> bool:
         """Blames the image that was tried alone, if one was; returns whether nothing is left to try."""
@@ -202,11 +208,13 @@ class Feeder:
     Attributes:
       processes: The same.
       slots: Most chunks in work, ready, or in the model at once.
+      waits: Whether images of messages wait for a store that is away.
     """
 
     def __init__(self, processes: int):
         self.processes = processes
-        self.slots = 0
+        self.slots = self._most_chunks = 0
+        self.waits = True
         self._limits: Limits | None = None
         self._descriptor, self._locks = os.memfd_create("feeder"), os.memfd_create("locks")
         self._memory = SharedMemory(self._descriptor)
@@ -220,13 +228,19 @@ class Feeder:
         for thread in self._threads:
             thread.start()
 
-    def open(self, limits: Limits, slots: int) -> None:
-        """Lets the processes work, within these limits, on so many chunks at once."""
+    def open(self, limits: Limits, slots: int, most_chunks: int = 2) -> None:
+        """Lets the processes work, within these limits, on so many chunks at once.
+
+        Args:
+          limits: The limits.
+          slots: See `Feeder`.
+          most_chunks: Most chunks of one process: it works at the first, and reads the images of the others meanwhile.
+        """
         with self._lock:
             os.ftruncate(self._descriptor, size_of(slots))
             self._limits, self.slots, self._free = limits, slots, list(range(slots))
-            for process in self._running:
-                process.send(limits)
+            self._most_chunks = most_chunks
+            self._tell_all(limits)
             self._hand_out()
 
     def start(self, images: Sequence[Image], to: ModelInput, sample_below: int = 0) -> Future[FedChunk]:
@@ -254,6 +268,12 @@ class Feeder:
         fed = self.start([image], _THUMBNAIL_ONLY, sample_below=2**64).result()
         fed.release()
         return fed.fitted[0].thumbnail if fed.fitted else b""
+
+    def stop_waiting(self) -> None:
+        """Lets images whose store fails become dead letters at once, since the job ends."""
+        with self._lock:
+            self.waits = False
+            self._tell_all(StopWaiting())
 
     def close(self) -> None:
         """Ends the processes; chunks in work fail."""
@@ -297,6 +317,8 @@ class Feeder:
                 process.kill()
             if self._limits:
                 process.send(self._limits)
+                if not self.waits:
+                    process.send(StopWaiting())
             for chunk in former.chunks if former else ():
                 process.start(chunk)
             self._hand_out()
@@ -306,7 +328,7 @@ class Feeder:
         """Gives waiting chunks, the oldest first, to the processes with the fewest."""
         while self._waiting and self._free and self._running:
             process = min(self._running, key=lambda each: len(each.chunks))
-            if len(process.chunks) >= _CHUNKS:
+            if len(process.chunks) >= self._most_chunks:
                 return
             chunk = self._waiting.popleft()
             chunk.slot = self._free.pop()
@@ -322,6 +344,9 @@ class Feeder:
             return
         if isinstance(message, Prepared):
             chunk = process.chunks[0]
+            if "storage" in PROCESS.failing:  # perhaps a process waits for a store that has answered this one
+                for uri in chunk.answered(message):
+                    self._tell_all(StoreAnswers(uri))
             is_whole = chunk.add(message)
             if is_whole:
                 self._finish(chunk)  # before it goes: `_fail` reaches the chunks that are there
@@ -338,6 +363,10 @@ class Feeder:
         else:
             process.is_ready = True
             self._failed_starts = 0
+
+    def _tell_all(self, message: Any) -> None:
+        for process in self._running:
+            process.send(message)
 
     def _note_death(self, process: _Process, code: int) -> None:
         """Blames the image that a process died of, if it was tried alone."""

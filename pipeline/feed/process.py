@@ -36,6 +36,8 @@ from pipeline.feed.work import (
     Fitted,
     Limits,
     Prepared,
+    StopWaiting,
+    StoreAnswers,
     StoreAway,
     StoreFails,
     Work,
@@ -100,6 +102,10 @@ class _Process:
                 message = self._channel.recv()
                 if isinstance(message, Coming):
                     expect(message.size)
+                elif isinstance(message, StoreAnswers):
+                    self._breaker.succeeded(message.uri)
+                elif isinstance(message, StopWaiting):
+                    self._breaker.stop.set()
                 else:
                     expect(0)
                     self._works.put((message, deque(self._ahead.begin(message.images.values()))))

@@ -9,9 +9,7 @@ import msgspec
 from pipeline.errors import UserError
 from pipeline.failures import ImageError
 from pipeline.feed.fit import ModelInput
-from pipeline.records import EncodedImage, ImageRef
-
-Image = ImageRef | EncodedImage
+from pipeline.records import Image
 
 
 class Limits(NamedTuple):
@@ -105,6 +103,16 @@ class StoreAway(NamedTuple):
     """A store has answered nobody for long, or cannot be used here, so the job must end."""
 
     error: UserError
+
+
+class StoreAnswers(NamedTuple):
+    """The store of this image has answered another process."""
+
+    uri: str
+
+
+class StopWaiting(NamedTuple):
+    """The job ends: no image waits for its store any more, and none is tried again."""
 
 
 class Coming(NamedTuple):

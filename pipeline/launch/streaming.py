@@ -16,6 +16,7 @@ from apache_beam.options.pipeline_options import StandardOptions
 
 from pipeline import graph
 from pipeline.config import Config
+from pipeline.detect.detector import Detector
 from pipeline.errors import DONE, ConfigError, InputError
 from pipeline.launch.dry_run import model_lines, say
 from pipeline.launch.finalize import JobReport, clean_up, finished_by_signals, stopped_by_signals
@@ -105,6 +106,8 @@ def run(job: Job) -> int:
 
             def end() -> None:
                 stream.threads.stop.set()
+                if isinstance(model, Detector):
+                    model.stop_waiting()
                 runner.end_stream(running)
 
             with finished_by_signals(end):

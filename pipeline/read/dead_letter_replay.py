@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from pipeline.extra_fields import extra_columns, extra_text
 from pipeline.failures import REASONS, ImageError
 from pipeline.read.allowed import may_name, refusal
-from pipeline.records import INLINE, DeadLetter, EncodedImage, ImageRef, row_bytes
+from pipeline.records import INLINE, DeadLetter, EncodedImage, Image, ImageRef, row_bytes
 from pipeline.results.layout import DEAD_LETTERS
 from pipeline.results.rows import json_rows
 from pipeline.results.shards import list_shards, read_batches, skipping_damaged
@@ -30,7 +30,7 @@ _ROWS_AT_ONCE = 64  # each may carry a message of 10 MB
 
 
 # An image to try again, named or with its bytes, or the dead letter of what cannot be tried.
-Replayed = ImageRef | EncodedImage | DeadLetter
+Replayed = Image | DeadLetter
 
 
 @dataclasses.dataclass(frozen=True)

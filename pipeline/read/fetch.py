@@ -29,6 +29,7 @@ from pipeline.storage.web import is_web, without_query
 
 RETRY_SECONDS = 60.0
 GIVE_UP_SECONDS = 10 * RETRY_SECONDS
+_AGAIN_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -135,6 +136,7 @@ class CircuitBreaker:
     """Circuit breaker for stores, shared by concurrent reads; thread-safe. A store is all that one scheme names.
 
     While a store fails, each read is retried for `retry_seconds`. A store that has answered none for `give_up_seconds` is away.
+    An image that a message names waits for its store until this has answered another read, since the message can be held.
 
     Args:
       retry_seconds: How long one read is retried.
@@ -143,7 +145,7 @@ class CircuitBreaker:
       clock: Monotonic seconds.
 
     Attributes:
-      stop: Ends all retries once it is set.
+      stop: Ends all retries and all waiting once it is set.
     """
 
     def __init__(
@@ -165,20 +167,21 @@ class CircuitBreaker:
         """Whether no read of this image's store has succeeded for long."""
         return self._clock() - self._failing_since.get(_store_of(uri), math.inf) >= self._give_up_seconds
 
-    def has_answered(self, uri: str, since: float) -> bool:
-        """Whether this image's store has answered any read since then."""
-        return self._answered_at.get(_store_of(uri), -math.inf) >= since
-
     def retry_seconds(self, uri: str) -> float:
         """How long the read of an image is retried; not at all if it is one of many at web servers that are away."""
         return 0.0 if is_web(uri) and self.is_away(uri) else self._retry_seconds
 
-    def failed(self, uri: str, err: Exception) -> None:
+    def failed(self, ref: ImageRef, failure: str) -> None:
         """Notes a transient failure of one try."""
-        self._failing_since.setdefault(_store_of(uri), self._clock())
-        is_waited_for = math.isinf(self._give_up_seconds) and not is_web(uri)
-        how_long = "until it is back" if is_waited_for else f"for {self._retry_seconds:g} s"
-        self._note(" ".join(masked_text(str(err)).split())[:300], how_long)
+        self._failing_since.setdefault(_store_of(ref.uri), self._clock())
+        how_long = "until it is back" if _waits_for_store(ref) else f"for {self._retry_seconds:g} s"
+        self._note(" ".join(masked_text(failure).split())[:300], how_long)
+
+    def waits(self, ref: ImageRef, began: float) -> bool:
+        """Whether an image whose reading began then is read again, though its store has failed for as long as one is retried."""
+        is_retried = self._clock() + _AGAIN_SECONDS >= began + self._retry_seconds
+        has_answered = self._answered_at.get(_store_of(ref.uri), -math.inf) >= began
+        return _waits_for_store(ref) and not (is_retried and has_answered) and not self.stop.is_set()
 
     def succeeded(self, uri: str) -> None:
         """Notes that the store of an image has answered."""
@@ -192,18 +195,34 @@ def _store_of(uri: str) -> str:
     return uri.partition("://")[0] if "://" in uri else ""
 
 
+def _waits_for_store(ref: ImageRef) -> bool:
+    """Whether an image waits for a store that is away. None does for a web server, which anybody may name."""
+    return bool(ref.message_id) and not is_web(ref.uri)
+
+
 def read_image(read: Read, max_bytes: int, breaker: CircuitBreaker) -> EncodedImage | DeadLetter:
     """Reads one image, or makes the dead letter that says why it cannot be read.
 
     Raises:
-      StorageAwayError: Its store is away; web servers, which are many, never are.
+      StorageAwayError: Its store is away, and the image waits for none.
       MemoryError: Memory is short, though it has room for such an image.
     """
+    began = time.monotonic()
+    while True:
+        try:
+            return _read_image(read, max_bytes, breaker)
+        except StorageUnavailableError as err:
+            if not breaker.waits(read.ref, began) or read.abandoned:
+                return err.dead_letter(read.ref)
+            breaker.failed(read.ref, str(err))  # also for missing credentials, which a single read does not retry
+            breaker.stop.wait(_AGAIN_SECONDS)
+
+
+def _read_image(read: Read, max_bytes: int, breaker: CircuitBreaker) -> EncodedImage | DeadLetter:
     ref = read.ref
 
     def wait(err: Exception) -> None:
-        breaker.failed(ref.uri, err)
-        PROCESS.check_stopped()  # no dead letter
+        breaker.failed(ref, str(err))
         if read.abandoned or breaker.stop.is_set():  # nobody waits for it any more
             raise err
 
@@ -211,9 +230,9 @@ def read_image(read: Read, max_bytes: int, breaker: CircuitBreaker) -> EncodedIm
     try:
         content, generation = fetch(ref, max_bytes, read.reserve, breaker.retry_seconds(ref.uri), wait)
     except StorageUnavailableError as err:
-        if breaker.is_away(ref.uri) and not is_web(ref.uri):
+        if breaker.is_away(ref.uri) and not (is_web(ref.uri) or ref.message_id):
             raise StorageAwayError(f"storage is away, and nothing could be read from it for minutes: {err}") from err
-        return err.dead_letter(ref)
+        raise
     except ImageError as err:
         breaker.succeeded(ref.uri)  # it answered
         return err.dead_letter(ref)

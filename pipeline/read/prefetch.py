@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 from pipeline.limits import MEMORY
-from pipeline.records import DeadLetter, EncodedImage, ImageRef
+from pipeline.records import DeadLetter, EncodedImage, Image, ImageRef, ref_of
 from pipeline.stats.process import PROCESS
 
 _GROUP = 8  # local files that one thread reads one after another: handing over one costs as much as reading it
@@ -60,12 +60,12 @@ class Prefetcher:
         self._number = self._oldest = self._held_bytes = 0
         self._changed = threading.Condition()
 
-    def begin(self, images: Iterable[ImageRef | EncodedImage]) -> list[Read]:
+    def begin(self, images: Iterable[Image]) -> list[Read]:
         """Begins to read images; those that have their bytes are read already."""
         reads: list[Read] = []
         group = deque[Read]()
         for image in images:
-            read = Read(self, self._number, image.ref if isinstance(image, EncodedImage) else image)
+            read = Read(self, self._number, ref_of(image))
             self._number += 1
             reads.append(read)
             if isinstance(image, EncodedImage):

@@ -25,7 +25,7 @@ from pipeline.read.done_rows import DoneRows
 from pipeline.read.fetch import RETRY_SECONDS
 from pipeline.read.list_images import Piece, folders_of, list_pieces, pieces_of
 from pipeline.read.names import is_container, kind_of
-from pipeline.records import DeadLetter, EncodedImage, ImageRef, identity_hash, name_bytes, name_of
+from pipeline.records import DeadLetter, EncodedImage, Image, ImageRef, identity_hash, name_bytes, name_of
 from pipeline.secrets import public_address
 from pipeline.stats import metrics
 from pipeline.stats.job_stats import JobStats
@@ -55,7 +55,7 @@ class ReadOutputs(NamedTuple):
       counted: How many were read and skipped; `read` counts all three kinds.
     """
 
-    images: beam.PCollection[ImageRef | EncodedImage]
+    images: beam.PCollection[Image]
     dead: beam.PCollection[DeadLetter]
     counted: beam.PCollection[JobStats]
 

@@ -47,7 +47,9 @@ def count_skipped(images: int = 1) -> None:
 def count_results(*results: DetectedImage | DeadLetter) -> None:
     """Counts the outcomes of images, where they become elements of the pipeline."""
     detected = [result for result in results if isinstance(result, DetectedImage)]
-    dead = [result for result in results if isinstance(result, DeadLetter)]
+    dead = [result for result in results if isinstance(result, DeadLetter) and not result.skipped]
+    if skipped := len(results) - len(detected) - len(dead):
+        count_skipped(skipped)
     for letter in dead:
         where = {"image": letter.ref.uri, "request": letter.ref.request_id, "reason": letter.reason}
         _log.info("dead letter: %s", letter.message, extra=where)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from pipeline.failures import ImageError
-from pipeline.records import ImageRef, dead_letter_row, row_bytes
+from pipeline.records import ImageRef, dead_letter_row, ref_of, row_bytes
 from pipeline.stream.clients import Publishing
 from pipeline.stream.messages import Message, Request
 from pipeline.stream.outgoing import Outcome, answer_message
@@ -55,7 +55,7 @@ class Answers:
         """Begins to collect the outcomes of a request's images, if its sender wants an answer."""
         if not (self.topic and request.wants_answer):
             return
-        refs = [image if isinstance(image, ImageRef) else image.ref for image in request.images]
+        refs = [ref_of(image) for image in request.images]
         refs += [letter.ref for letter in request.dead_letters]
         self._subscriber.hold([request.message_id])
         with self._lock:

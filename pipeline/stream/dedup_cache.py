@@ -40,23 +40,32 @@ class DedupCache:
         self._results: TTLCache[str, tuple[Outcome, int]] = TTLCache(max_bytes, seconds, clock, lambda entry: entry[1])
         self._lock = threading.Lock()
 
-    def is_new(self, ref: ImageRef) -> bool:
-        """Whether the caller must bring this image to an outcome; a repeat has one already, or waits for it."""
+    def is_new(self, ref: ImageRef, identity: str) -> bool:
+        """Whether the caller must bring an image to an outcome; a repeat of its identity has one already, or waits for it."""
         with self._lock:
-            known = self._results.get(ref.identity)
+            known = self._results.get(identity)
             if not known:
-                is_new = ref.identity not in self._in_progress
-                self._in_progress.setdefault(ref.identity, []).append(ref)
+                is_new = identity not in self._in_progress
+                self._in_progress.setdefault(identity, []).append(ref)
                 return is_new
         self._end(ref, known[0])
         return False
 
     def done(self, ref: ImageRef, outcome: Outcome) -> None:
-        """Notes the outcome of an image that was new."""
+        """Notes the outcome of an image that was new; its generation is the one that was read, perhaps not of its identity."""
         with self._lock:
-            asked = self._in_progress.pop(ref.identity, [ref])
+            asked = self._in_progress.pop(self._asked_as(ref), [ref])
             if not outcome.failed:
                 size = len(outcome.row) + len(name_bytes(ref.identity)) + _ENTRY_BYTES
                 self._results[ref.identity] = outcome, size
         for each in asked:
             self._end(each, outcome)
+
+    def _asked_as(self, ref: ImageRef) -> str:
+        """The identity under which an image was new: where its generation was unknown, its message and URI tell."""
+        likely = [ref.identity] if ref.identity in self._in_progress else []
+        for identity in (*likely, *self._in_progress):
+            first = self._in_progress[identity][0]
+            if (first.message_id, first.uri) == (ref.message_id, ref.uri):
+                return identity
+        return ref.identity

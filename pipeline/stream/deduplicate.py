@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
 
 import apache_beam as beam
@@ -16,70 +17,80 @@ from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import WindowedValue
 from msgspec.structs import replace
 
-from pipeline.read.fetch import RETRY_SECONDS
-from pipeline.records import EncodedImage, ImageRef
+from pipeline.records import Image, ImageRef, ref_of
 from pipeline.stats import metrics
+from pipeline.stats.process import PROCESS
 from pipeline.storage.store import retried
 from pipeline.storage.stores import store_of
+from pipeline.storage.web import is_web
 from pipeline.stream.run import StreamStep
 
-
-class DropDuplicates(StreamStep):
-    """Passes an image unless it is in progress or has a recent result; the others are counted, and get that result.
-
-    Element in and out: `EncodedImage`. Bounded or unbounded. The cache is in the process: a restart forgets it. A failed bundle
-    must end the process (as on local runners), or its images would stay in progress.
-    """
-
-    def process(self, image: EncodedImage) -> Iterator[EncodedImage]:
-        if self._shared.recent.is_new(image.ref):
-            yield image
-        else:
-            metrics.count_skipped()
+_RETRY_SECONDS = 3.0  # an outage is for the reading to wait for, and to report
 
 
-@beam.typehints.with_output_types(tuple[str, ImageRef | EncodedImage])
-class AddIdentity(beam.DoFn):
+@beam.typehints.with_output_types(tuple[str, Image])
+class AddIdentity(StreamStep):
     """Adds the identity to each image; looks up missing generations at the end of the bundle, side by side.
 
-    Element in: `ImageRef`, or `EncodedImage` if the image came with its message; out: the same with its identity.
-
-    Args:
-      threads: How many are looked up side by side.
+    Element in: `ImageRef`, or `EncodedImage` if the image came with its message; out: the same with its identity, and with its
+    size where that was looked up. It gets no generation: if it is replaced meanwhile, the newest is read. An image that cannot be
+    looked up is a repeat of its own message only, and reading it waits, or fails.
     """
 
-    def __init__(self, threads: int):
-        self._threads = threads
+    def setup(self) -> None:
+        super().setup()
+        self._stop = self._shared.threads.stop
 
     def start_bundle(self) -> None:
         self._asked: list[WindowedValue] = []
 
     def process(
-        self,
-        image: ImageRef | EncodedImage,
-        timestamp: Any = beam.DoFn.TimestampParam,
-        window: Any = beam.DoFn.WindowParam,
-    ) -> None:
-        self._asked.append(WindowedValue(image, timestamp, [window]))
+        self, image: Image, timestamp: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam
+    ) -> Iterator[tuple[str, Image]]:
+        if ref_of(image).generation:
+            yield ref_of(image).identity, image
+        else:
+            self._asked.append(WindowedValue(image, timestamp, [window]))
 
     def finish_bundle(self) -> Iterator[WindowedValue]:
-        with ThreadPoolExecutor(self._threads, "look up") as pool:
-            identities = pool.map(_identity_now, [_ref_of(asked.value) for asked in self._asked])
-            for asked, identity in zip(self._asked, identities, strict=True):
-                yield asked.with_value((identity, asked.value))
+        if not self._asked:
+            return
+        self._late = time.monotonic() + _RETRY_SECONDS
+        with ThreadPoolExecutor(self._run.config.read.read_threads, "look up") as pool:
+            found = pool.map(self._looked_up, [asked.value for asked in self._asked])
+            for asked, named in zip(self._asked, found, strict=True):
+                yield asked.with_value(named)
+
+    def _looked_up(self, ref: ImageRef) -> tuple[str, ImageRef]:
+        seconds = 0.0 if is_web(ref.uri) else self._late - time.monotonic()  # anybody may name a web server that is away
+        with contextlib.suppress(Exception), PROCESS.parts["read"].working():
+            self._check(None)
+            found = retried(store_of(ref.location).look_up, seconds, self._check)(ref.location)
+            return replace(ref, generation=found.generation).identity, replace(ref, size_bytes=found.size_bytes)
+        return f"{ref.identity}#{ref.message_id or uuid.uuid4().hex}", ref
+
+    def _check(self, failure: Exception | None) -> None:
+        PROCESS.parts["read"].progressed()  # a try has returned
+        if self._stop.is_set():
+            raise failure or CancelledError
 
 
-def _identity_now(ref: ImageRef) -> str:
-    """The identity of the current generation; a unique one if the lookup fails, so that reading reports the failure."""
-    if ref.generation:
-        return ref.identity
-    with contextlib.suppress(Exception):
-        found = retried(store_of(ref.location).look_up, RETRY_SECONDS)(ref.location)
-        return replace(ref, generation=found.generation).identity
-    return f"{ref.identity}#{ref.message_id or uuid.uuid4().hex}"
+class DropDuplicates(StreamStep):
+    """Passes an image unless it is in progress or has a recent result; the others are counted, and get that result.
+
+    Element in: an image with its identity; out: the image. Bounded or unbounded. The cache is in the process: a restart forgets
+    it. A failed bundle must end the process (as on local runners), or its images would stay in progress.
+    """
+
+    def process(self, identity_and_image: tuple[str, Image]) -> Iterator[Image]:
+        identity, image = identity_and_image
+        if self._shared.recent.is_new(ref_of(image), identity):
+            yield image
+        else:
+            metrics.count_skipped()
 
 
-@beam.typehints.with_output_types(ImageRef | EncodedImage)
+@beam.typehints.with_output_types(Image)
 class DropDuplicatesInState(StreamStep):
     """Drops and counts duplicates before images are read, by durable runner state.
 
@@ -92,12 +103,12 @@ class DropDuplicatesInState(StreamStep):
 
     def process(
         self,
-        identity_and_image: tuple[str, ImageRef | EncodedImage],
+        identity_and_image: tuple[str, Image],
         seen: Any = beam.DoFn.StateParam(_SEEN),  # noqa: B008  how Beam's parameters are declared
         forget: Any = beam.DoFn.TimerParam(_FORGET),  # noqa: B008
     ) -> Iterator[Any]:
         _, image = identity_and_image
-        if seen.read() and not self._shared.forget_failure(_ref_of(image)):
+        if seen.read() and not self._shared.forget_failure(ref_of(image)):
             metrics.count_skipped()
             return
         seen.write(True)
@@ -107,7 +118,3 @@ class DropDuplicatesInState(StreamStep):
     @on_timer(_FORGET)
     def forget(self, seen: Any = beam.DoFn.StateParam(_SEEN)) -> None:  # noqa: B008
         seen.clear()
-
-
-def _ref_of(image: ImageRef | EncodedImage) -> ImageRef:
-    return image.ref if isinstance(image, EncodedImage) else image

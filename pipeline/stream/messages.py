@@ -34,7 +34,7 @@ from pipeline.image_formats import format_by_start
 from pipeline.read.allowed import MAX_URI, is_allowed
 from pipeline.read.dead_letter_replay import image_entry, is_dead_letter, load_json, original_message
 from pipeline.read.names import full_name
-from pipeline.records import INLINE, DeadLetter, EncodedImage, ImageRef, row_bytes
+from pipeline.records import INLINE, DeadLetter, EncodedImage, Image, ImageRef, row_bytes
 from pipeline.secrets import public_address, with_public_addresses
 
 MAX_IMAGES = 1000  # of one message
@@ -77,7 +77,7 @@ class Request:
 
     message_id: str
     request_id: str = ""
-    images: tuple[ImageRef | EncodedImage, ...] = ()
+    images: tuple[Image, ...] = ()
     dead_letters: tuple[DeadLetter, ...] = ()
     skipped: bool = False
 
@@ -113,7 +113,7 @@ def parse_message(message: Message, allowed: Sequence[str]) -> Request:
         return Request(message.message_id, request_id, dead_letters=(err.dead_letter(ref, _without_secrets(message.data)),))
 
 
-def replay_message(line: bytes, allowed: Sequence[str]) -> tuple[ImageRef | EncodedImage | DeadLetter, ...]:
+def replay_message(line: bytes, allowed: Sequence[str]) -> tuple[Image | DeadLetter, ...]:
     """What a dead letter requests if it comes as a message; see `parse_message`."""
     request = parse_message(Message(line), allowed)
     return (*request.images, *request.dead_letters)
@@ -197,7 +197,7 @@ def _text(value: Any) -> str:
 
 
 def _request(message: Message, request_id: str, content: _Content, allowed: Sequence[str]) -> Request:
-    images: list[ImageRef | EncodedImage] = []
+    images: list[Image] = []
     dead: list[DeadLetter] = []
     of_message: dict[str, Any] = {"event_time": _event_time(message), "request_id": request_id, "message_id": message.message_id}
     bytes_left = MAX_INLINE_BYTES
@@ -217,9 +217,7 @@ def _request(message: Message, request_id: str, content: _Content, allowed: Sequ
     return Request(message.message_id, request_id, tuple(images), tuple(dead))
 
 
-def _image(
-    entry: dict[str, Any], allowed: Sequence[str], bytes_left: int, of_message: Mapping[str, Any]
-) -> ImageRef | EncodedImage:
+def _image(entry: dict[str, Any], allowed: Sequence[str], bytes_left: int, of_message: Mapping[str, Any]) -> Image:
     uri, extra = _uri(entry), extra_text(extra_columns(_KNOWN, entry))
     if uri:
         if not is_allowed(uri, allowed):

@@ -39,7 +39,6 @@ from pipeline.stream.outgoing import Outcome
 from pipeline.stream.subscriber import PULL_BYTES, PULL_IMAGES, Subscriber
 from pipeline.stream.threads import RunThreads
 
-_BEFORE_DETECTING = ("message", "read")  # stages of images that no repeat waits for
 _MAX_FAILED = 100_000
 
 
@@ -113,7 +112,7 @@ class StreamRun:
             if len(self._failed) >= _MAX_FAILED:
                 self._failed.clear()
             self._failed[ref.uri] = True
-        if not self.settings.in_process or (isinstance(result, DeadLetter) and result.stage in _BEFORE_DETECTING):
+        if not self.settings.in_process or (isinstance(result, DeadLetter) and result.stage == "message"):
             self.answers.done(ref, outcome)
         else:
             self.recent.done(ref, outcome)

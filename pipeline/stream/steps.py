@@ -47,7 +47,7 @@ class ParseMessages(StreamStep):
 
 
 class PublishResults(StreamStep):
-    """Publishes one message for each result.
+    """Publishes one message for each result; holds the message of an image that was skipped, so it comes again after the run.
 
     Element in: `DetectedImage` or `DeadLetter`. Nothing comes out. A bundle ends only when Pub/Sub has all of its messages; the
     archive then has its rows, and holds the messages that asked for them until these are durable.
@@ -59,6 +59,9 @@ class PublishResults(StreamStep):
 
     def process(self, result: DetectedImage | DeadLetter) -> None:
         config, now = self._run.config, time.time()
+        if isinstance(result, DeadLetter) and result.skipped:
+            self._shared.subscriber.hold([result.ref.message_id])
+            return
         if isinstance(result, DeadLetter):
             message, topic = dead_letter_message(result, now), config.stream.dead_letter_topic
             row = row_bytes(dead_letter_row(replace(result, payload=b"")))

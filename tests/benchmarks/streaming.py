@@ -1,6 +1,8 @@
 """Measures the streaming job on Google's Pub/Sub emulator: `python -m tests.benchmarks.streaming [WHAT …] [--quick]`.
 
     throughput   images/s of a backlog, beside the batch job
+    objects      images/s of a backlog of objects in a storage emulator that answers 50 ms late, and CPU time of the process that
+                 detects, with a model that takes no time
     latency      p50 and p99 from publishing to receiving, for one image alone and at half of the throughput
 
 `--runner DirectRunner PrismRunner` measures these by turns. Publisher, emulator (Java), Prism and job share this machine's cores;
@@ -12,25 +14,30 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import itertools
 import json
 import operator
 import shutil
 import signal
 import statistics
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
+import pytest
 
 from tests.benchmarks.contenders import CONFIG, ours
 from tests.benchmarks.images import BENCH, SMALL, link_images, make_images
 from tests.benchmarks.model import make_model
-from tests.emulators import PubSubEmulator, running_pubsub_emulator
+from tests.bright_model import export_bright_model
+from tests.emulators import PubSubEmulator, new_bucket, running_pubsub_emulator, running_strict_gcs_emulator
 from tests.processes import wait_until
-from tests.streaming_job import StreamingJob
+from tests.streaming_job import CuttableProxy, StreamingJob
 
 
 class Received(NamedTuple):
@@ -90,6 +97,28 @@ class Bench:
             "with_to_without_archive": round(statistics.median(map(operator.truediv, rates, without)), 3),
         }
 
+    def objects(self) -> dict[str, Any]:
+        """A backlog that is named by notifications, which have the generation of an object, and one that is named by URIs."""
+        count, figures = 256 if self._quick else 1024, {}
+        with running_strict_gcs_emulator() as url, pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+            bucket, model = new_bucket(url, patch), export_bright_model(Path(folder) / "3")
+            blobs = [bucket.blob(f"{number}.jpg") for number in range(count)]
+            for blob, content in zip(blobs, itertools.cycle(self._images), strict=False):
+                blob.upload_from_string(content)
+            patch.setenv("STORAGE_EMULATOR_HOST", f"http://{CuttableProxy(url.removeprefix('http://'), 0.05).host}")
+            kind, place = {"eventType": "OBJECT_FINALIZE", "bucketId": bucket.name}, f"gs://{bucket.name}"
+            notices = [(b"{}", kind | {"objectId": each.name, "objectGeneration": f"{each.generation}"}) for each in blobs]
+            for name, messages in {"notifications": notices, "URIs": [f"{place}/{each.name}".encode() for each in blobs]}.items():
+                with self._job("--allow-uri-prefix", place, "--model", model) as (job, received):
+                    job.publish(*messages)
+                    job.start()
+                    before = psutil.Process(job.pid).cpu_times()
+                    wait_until(lambda into=received: len(into) >= count, job.output, job)
+                    used_s = sum(psutil.Process(job.pid).cpu_times()[:2]) - sum(before[:2])
+                    figures[name] = {"images_per_second": _steady_rate(received), "cpu_ms": round(used_s / count * 1e3, 2)}
+                    _end(job)
+        return figures
+
     def latency(self) -> dict[str, Any]:
         """One image alone, every half second; then a steady rate of half the throughput."""
         alone_count, seconds = (10, 10) if self._quick else (40, 60)
@@ -145,7 +174,7 @@ class Bench:
 
 def main() -> None:
     """Runs the measurements that are named, or all."""
-    every = ("throughput", "latency")
+    every = ("throughput", "objects", "latency")
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("what", nargs="*", choices=[*every, []], help="default: all")
     flags.add_argument("--quick", action="store_true", help="small numbers, to see that it works")

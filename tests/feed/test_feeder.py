@@ -375,6 +375,31 @@ class TestReading:
                     fed(feeder, refs)
             assert [places(fed(feeder, in_hand(BMP))) for _ in range(3)] == [[0]] * 3
 
+    def test_an_image_of_a_message_waits_until_its_store_has_answered_another_process(self, storage):
+        server = storage()
+        server.broken = "broken"
+        with feeding(LIMITS._replace(give_up_seconds=0.0), processes=2) as feeder:
+            waiting = feeder.start([ImageRef("gs://b/broken.bmp", message_id="m")], STRETCH)
+            wait_until(lambda: PROCESS.failing.get("storage"))
+            (failure,) = fed(feeder, [ImageRef("gs://b/text.bmp", message_id="m")]).failures.values()
+            assert failure.reason == "not_an_image"
+            assert waiting.result().failures[0].reason == "storage_unavailable"
+
+    def test_images_of_messages_wait_for_no_store_once_the_job_ends(self, storage):
+        """Also in a process that starts afterwards."""
+        storage().broken = "broken"
+        refs = [ImageRef("gs://b/broken.bmp", message_id="m")]
+        with feeding() as feeder:
+            waiting = feeder.start(refs, STRETCH)
+            wait_until(lambda: PROCESS.failing.get("storage"))
+            assert feeder.waits and not waiting.done()
+            feeder.stop_waiting()
+            assert waiting.result().failures[0].reason == "storage_unavailable"
+            (process,) = feeders()
+            process.kill()
+            wait_until(lambda: feeders() - {process})
+            assert fed(feeder, refs).failures[0].reason == "storage_unavailable" and not feeder.waits
+
     def test_a_store_that_fails_is_noted_until_it_is_back(self, storage, tmp_path, caplog):
         """And a file elsewhere does not mean that it is."""
         server = storage()

@@ -245,6 +245,32 @@ def test_a_request_whose_images_others_are_at_is_answered_also_when_the_job_is_k
         assert job.signal(signal.SIGTERM) == 0, job.output()
 
 
+def test_a_stream_that_is_stopped_while_its_store_is_away_skips_what_it_cannot_read_and_the_next_one_detects_it(
+    pubsub_emulator, gcs_bucket, tmp_path, bright_model, bright_png, monkeypatch
+):
+    """Also a repeat in another message. None is a dead letter, nor acknowledged."""
+    uris = [f"gs://{gcs_bucket.name}/{name}.png" for name in "ab"]
+    for name in "ab":
+        gcs_bucket.blob(f"{name}.png").upload_from_string(bright_png)
+    storage = CuttableProxy(os.environ["STORAGE_EMULATOR_HOST"].removeprefix("http://"))
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://{storage.host}")
+    with StreamingJob(pubsub_emulator, tmp_path, bright_model) as job:
+        storage.cut()
+        job.publish(
+            *(json.dumps({"request_id": name, "images": uris[:1]}).encode() for name in ("first", "second")), uris[1].encode()
+        )
+        wait_until(lambda: "storage fails" in job.output(), job.output)
+        assert job.signal(signal.SIGTERM) == 0, job.output()
+        images = json.loads((job.archive / "summary.json").read_text())["images"]
+        assert images["read"] == images["skipped"] > 0
+        storage.mend()
+        job.start()
+        wait_for_answers(job, {"first", "second"})
+        assert sorted(message.attributes["image_uri"] for message in job.take(job.detections, 2)) == uris
+        assert job.signal(signal.SIGTERM) == 0, job.output()
+        assert not job.rest(job.dead_letters)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

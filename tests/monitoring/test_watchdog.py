@@ -4,9 +4,7 @@ import itertools
 import threading
 import types
 
-import apache_beam as beam
 import pytest
-from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from pipeline.config import DetectConfig
 from pipeline.detect.batcher import Batcher
@@ -14,10 +12,7 @@ from pipeline.detect.detector import Detector
 from pipeline.detect.loaded_model import LoadedModel, ModelInUse
 from pipeline.monitoring import watchdog
 from pipeline.monitoring.watchdog import Watchdog
-from pipeline.records import ImageRef
 from pipeline.stats.process import PARTS, PROCESS, Part
-from pipeline.stream.read_requested import ReadRequested
-from pipeline.stream.run import RunSettings, opened
 from tests.detect.test_engines import HW, NumPyEngine, image, load_toy
 from tests.processes import wait_until
 
@@ -105,22 +100,6 @@ def test_a_detector_that_fails_has_no_work_left():
     assert {str(each.exception()) for each in started} == {"the device is gone"}
     wait_until(lambda: PROCESS.parts["detector"].waiting == before)
     detector.close()
-
-
-def test_reads_of_a_bundle_that_fails_are_no_work_left(tmp_path):
-    """Also those that wait for room, and those that nobody has begun."""
-    before = PROCESS.parts["read"].waiting
-    for number in range(300):
-        (tmp_path / f"{number}.jpg").write_bytes(bytes(500_000))
-    images = [ImageRef(str(path)) for path in tmp_path.iterdir()]
-
-    def fail(_read):
-        raise ValueError("no space left")
-
-    failing = pytest.raises(Exception, match="no space left")
-    with opened(RunSettings("a run")) as stream, failing, beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        _ = pipeline | beam.Create(images, reshuffle=False) | beam.ParDo(ReadRequested(stream.settings)) | beam.Map(fail)
-    wait_until(lambda: PROCESS.parts["read"].waiting == before)
 
 
 @pytest.mark.slow

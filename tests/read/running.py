@@ -29,11 +29,16 @@ def run(transform_of):
     return dict(KEPT)
 
 
-def read_now(image, max_bytes, breaker):
-    """An image, or its dead letter, as a feeder process reads it."""
-    ahead = Prefetcher(lambda read: read_image(read, max_bytes, breaker), threads=1, most_bytes=64e6)
+def read_all(refs, max_bytes, breaker):
+    """Images, or their dead letters, as a feeder process reads them."""
+    ahead = Prefetcher(lambda read: read_image(read, max_bytes, breaker), threads=2, most_bytes=64e6)
     with contextlib.closing(ahead):
-        return ahead.begin([image])[0].result.result()
+        return [read.result.result() for read in ahead.begin(refs)]
+
+
+def read_now(ref, max_bytes, breaker):
+    """One image."""
+    return read_all([ref], max_bytes, breaker)[0]
 
 
 def images_read(pipeline, source, retry_seconds=60.0):

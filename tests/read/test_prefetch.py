@@ -6,20 +6,14 @@ import threading
 from collections import deque
 from concurrent.futures import CancelledError
 
-import apache_beam as beam
 import pytest
-from apache_beam.transforms.window import FixedWindows, GlobalWindows, TimestampedValue
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config import Config, ReadConfig
 from pipeline.limits import MEMORY
 from pipeline.read.prefetch import Prefetcher
 from pipeline.records import EncodedImage, ImageRef
-from pipeline.stream.read_requested import ReadRequested
-from pipeline.stream.run import RunSettings, opened
 from tests.memory import less_memory_than
-from tests.read.running import run
 
 MOST_BYTES = 64
 
@@ -118,24 +112,3 @@ def test_abandoned_reads_leave_no_thread_waiting_and_no_bytes_held(ahead):
             read.result.result()
     (last, _) = prefetcher.begin(refs_of((1, MOST_BYTES - 1)))
     assert len(last.result.result().content) == 1
-
-
-def test_each_image_keeps_its_order_window_and_timestamp(tmp_path):
-    (tmp_path / "a.jpg").write_text("a")
-
-    def note(image, timestamp=beam.DoFn.TimestampParam, window=beam.DoFn.WindowParam):
-        return image.ref.extra, int(timestamp), int(window.start)
-
-    def build(pipeline):
-        refs = (
-            pipeline
-            | beam.Create([None])
-            | beam.FlatMap(lambda _: (TimestampedValue(ImageRef(f"{tmp_path}/a.jpg", extra=str(n)), n) for n in range(80)))
-            | beam.WindowInto(FixedWindows(10))
-        )
-        read = refs | beam.ParDo(ReadRequested(stream.settings)).with_outputs("dead", main="images")
-        return {"noted": read.images | beam.Map(note) | "Global" >> beam.WindowInto(GlobalWindows())}
-
-    with opened(RunSettings("a run", Config(read=ReadConfig(read_threads=3)))) as stream:
-        noted = run(build)["noted"]
-    assert noted == [(str(n), n, n // 10 * 10) for n in range(80)]

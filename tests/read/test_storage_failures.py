@@ -15,11 +15,9 @@ import pytest
 import requests
 import urllib3
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from apache_beam.transforms.window import GlobalWindow
 from google.api_core import exceptions
 from google.auth import exceptions as auth
 
-from pipeline.config import Config, ReadConfig
 from pipeline.errors import StorageAwayError
 from pipeline.failures import ImageError
 from pipeline.launch.finalize import failed
@@ -29,13 +27,11 @@ from pipeline.records import ImageRef
 from pipeline.stats.process import PROCESS
 from pipeline.storage.store import is_transient_error
 from pipeline.storage.stores import LocalStore
-from pipeline.stream.read_requested import ReadRequested
-from pipeline.stream.run import RunSettings, opened
 from tests.clock import Clock
 from tests.emulators import free_ports
 from tests.processes import wait_until
 from tests.read import test_web
-from tests.read.running import images_read, read_now, run
+from tests.read.running import images_read, read_all, read_now, run
 
 LIMIT = 1_000_000
 web_server = test_web.server
@@ -188,18 +184,6 @@ def test_without_storage_each_image_there_is_a_dead_letter_and_the_others_are_re
     assert dead == [(uri, "read", "storage_unavailable") for uri in sorted(lines) if uri.startswith("gs://")]
 
 
-def read_all(step, refs):
-    """What becomes of refs: `ReadRequested` as a runner calls it."""
-    step.setup()
-    try:
-        step.start_bundle()
-        done = [found for ref in refs for found in step.process(ref, 0, GlobalWindow())]
-        done += step.finish_bundle()
-    finally:
-        step.teardown()
-    return [getattr(found.value, "value", found.value) for found in done]
-
-
 def test_a_job_whose_store_is_away_has_exit_code_1_and_one_line(dead_storage):
     """The images behind it are no dead letters: nothing is wrong with them, and the same command works once the store is back."""
     with pytest.raises(StorageAwayError, match=r"^storage is away, .*: gs://b/\d+.jpg cannot be read now") as caught:
@@ -235,63 +219,47 @@ def test_a_file_larger_than_memory_is_a_dead_letter_and_does_not_fail_its_bundle
         read_now(ImageRef("a.jpg"), LIMIT, CircuitBreaker())
 
 
-def read_by_stream(refs):
-    """What becomes of refs in a stream, which waits for a store that answers nobody."""
-    with opened(RunSettings("a run", Config(read=ReadConfig(read_threads=2)))) as stream:
-        return read_all(ReadRequested(stream.settings, retry_seconds=0.2), refs)
+def of_messages(*uris):
+    return [ImageRef(uri, message_id="m", size_bytes=len(CONTENT)) for uri in uris]
 
 
 def test_what_always_fails_does_not_hold_its_neighbours_in_a_stream(web_server, storage):
     """Anybody may name such a web address in a message; a store that answers others is not waited for."""
     storage().broken = "broken.jpg"
-    on_web = [ImageRef(f"{web_server}/{path}") for path in ("status/500", *(f"ok/{n}.jpg" for n in range(20)))]
-    objects = [ImageRef(f"gs://b/{name}.jpg", size_bytes=len(CONTENT)) for name in ("broken", *range(20))]
+    on_web = of_messages(*(f"{web_server}/{path}" for path in ("status/500", *(f"ok/{n}.jpg" for n in range(20)))))
+    objects = of_messages(*(f"gs://b/{name}.jpg" for name in ("broken", *range(20))))
     for refs in (on_web, objects):
-        found = read_by_stream(refs)
+        found = read_all(refs, LIMIT, CircuitBreaker(0.2))
         assert [getattr(image, "reason", "read") for image in found] == ["storage_unavailable"] + ["read"] * 20
 
 
 @pytest.mark.slow
 def test_a_store_that_answers_nobody_is_waited_for_in_a_stream(storage):
-    """Also for longer than one image is retried."""
+    """Also for longer than one image is retried, and where a batch job would end."""
     storage(*[503] * 3)
-    (image,) = read_by_stream([ImageRef("gs://b/a.jpg", size_bytes=len(CONTENT))])
+    (image,) = read_all(of_messages("gs://b/a.jpg"), LIMIT, CircuitBreaker(0.2, 0.0))
     assert image.content == CONTENT
 
 
-def test_a_stream_that_is_stopped_while_its_store_is_away_skips_the_image_and_holds_its_message(dead_storage):
-    """It is no dead letter: its message comes again, to the next run. While it waits, the watchdog sees progress."""
-    steps = PROCESS.parts["read"].steps
+def test_an_image_that_waits_for_its_store_waits_no_more_once_the_job_ends(dead_storage):
     PROCESS.failing.pop("storage", None)
-    with PROCESS.counting() as stats, opened(RunSettings("a run")) as stream, ThreadPoolExecutor() as pool:
-        stream.subscriber._ack_ids["m"] = "ack"
-        reading = pool.submit(read_all, ReadRequested(stream.settings), [ImageRef("gs://b/a.jpg", message_id="m")])
+    breaker = CircuitBreaker(0.0)
+    with ThreadPoolExecutor() as pool:
+        reading = pool.submit(read_now, *of_messages("gs://b/a.jpg"), LIMIT, breaker)
         wait_until(lambda: "storage" in PROCESS.failing)
-        progressed = PROCESS.parts["read"].steps > steps
-        stream.threads.stop.set()
-        assert reading.result() == []
-        assert (stats.failed, stats.skipped, stream.subscriber._holds["m"], progressed) == (0, 1, 1, True)
-
-
-def test_reads_end_when_the_bundle_around_them_does(dead_storage):
-    """They would go on trying for an hour, and a process waits for its threads."""
-    with opened(RunSettings("a run", Config(read=ReadConfig(read_threads=2)))) as stream:
-        step = ReadRequested(stream.settings, retry_seconds=3600.0)
-        step.setup()
-        step.start_bundle()
-        assert [list(step.process(ImageRef(f"gs://b/{n}.jpg"), 0, GlobalWindow())) for n in range(8)] == [[]] * 8
-        step.teardown()
-        step._ahead._pool.shutdown(wait=True)
+        assert not reading.done()
+        breaker.stop.set()
+        assert reading.result().reason == "storage_unavailable"
 
 
 def test_a_store_is_away_when_it_answered_nobody_for_long_and_is_back_with_the_first_answer():
     """Each store for itself; a web server that is away costs its other images one try each."""
-    clock, down = Clock(), ConnectionError("down")
+    clock = Clock()
     breaker = CircuitBreaker(60.0, 600.0, clock=clock)
     for uri in ("gs://b/a.jpg", "https://h/a.jpg"):
-        breaker.failed(uri, down)
+        breaker.failed(ImageRef(uri), "down")
         clock.now += 599.0
-        breaker.failed(uri, down)
+        breaker.failed(ImageRef(uri), "down")
         breaker.succeeded("s3://b/a.jpg")
         assert not breaker.is_away(uri)
         clock.now += 1.0
@@ -299,4 +267,3 @@ def test_a_store_is_away_when_it_answered_nobody_for_long_and_is_back_with_the_f
     assert [breaker.retry_seconds(uri) for uri in ("gs://b/a.jpg", "https://h/a.jpg", "http://h/a.jpg")] == [60.0, 0.0, 60.0]
     breaker.succeeded("gs://b/b.jpg")
     assert not breaker.is_away("gs://b/a.jpg") and breaker.is_away("https://h/a.jpg")
-    assert breaker.has_answered("gs://b/a.jpg", since=clock.now) and not breaker.has_answered("https://h/a.jpg", since=0.0)

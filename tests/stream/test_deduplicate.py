@@ -25,7 +25,7 @@ DISTINCT = {image.ref.identity for image in IMAGES}
 
 
 def drop_in_state(images):
-    return images | beam.ParDo(AddIdentity(2)) | beam.ParDo(DropDuplicatesInState(ELSEWHERE))
+    return images | beam.ParDo(AddIdentity(ELSEWHERE)) | beam.ParDo(DropDuplicatesInState(ELSEWHERE))
 
 
 def test_each_image_passes_once_and_the_others_are_counted():
@@ -71,8 +71,28 @@ def test_runner_state_knows_the_version_of_what_is_named_without(where, tmp_path
 
 
 def identities(asked: list[ImageRef]) -> list[str]:
-    step = AddIdentity(2)
+    with opened(ELSEWHERE):
+        return [identity for identity, _ in looked_up(asked)]
+
+
+def looked_up(asked: list[ImageRef]) -> list[tuple[str, ImageRef]]:
+    step = AddIdentity(ELSEWHERE)
+    step.setup()
     step.start_bundle()
-    for ref in asked:
-        step.process(ref, Timestamp(0), GlobalWindow())
-    return [keyed.value[0] for keyed in step.finish_bundle()]
+    at_once = [named for ref in asked for named in step.process(ref, Timestamp(0), GlobalWindow())]
+    return [*at_once, *(named.value for named in step.finish_bundle())]
+
+
+def test_what_is_looked_up_gets_its_size_and_no_generation_so_the_newest_is_read(tmp_path):
+    write_file(f"{tmp_path}/a.png", b"first")
+    known, unknown = ImageRef("gs://b/a.png", "7"), ImageRef(f"{tmp_path}/a.png")
+    with opened(ELSEWHERE):
+        assert [image for _, image in looked_up([unknown, known])] == [known, replace(unknown, size_bytes=5)]
+
+
+def test_a_stream_that_is_stopped_looks_up_nothing_more(tmp_path):
+    write_file(f"{tmp_path}/a.png", b"first")
+    asked = ImageRef(f"{tmp_path}/a.png", message_id="m")
+    with opened(ELSEWHERE) as stream:
+        stream.threads.stop.set()
+        assert looked_up([asked]) == [(f"{asked.uri}##m", asked)]
