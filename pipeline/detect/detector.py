@@ -27,9 +27,10 @@ from pipeline.detect.loaded_model import LoadedModel, ModelInUse
 from pipeline.failures import ImageError
 from pipeline.feed.feeder import FedChunk, Feeder
 from pipeline.feed.fit import ModelInput
+from pipeline.feed.read_image import GIVE_UP_SECONDS
 from pipeline.feed.work import Limits
 from pipeline.limits import MEMORY, available_cpus
-from pipeline.read.fetch import GIVE_UP_SECONDS, RETRY_SECONDS
+from pipeline.read.fetch import RETRY_SECONDS
 from pipeline.records import DeadLetter, DetectedImage, Detections, EncodedImage, Image, Timing, ref_of
 from pipeline.stats.canary import CanaryStats
 from pipeline.stats.job_stats import JobStats

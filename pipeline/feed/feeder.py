@@ -32,6 +32,7 @@ from pipeline.failures import ImageError
 from pipeline.feed.bounds import TIMED_OUT
 from pipeline.feed.decode import most_seconds
 from pipeline.feed.fit import ModelInput
+from pipeline.feed.read_image import note_storage
 from pipeline.feed.shared_memory import SharedMemory, size_of
 from pipeline.feed.work import (
     Coming,
@@ -44,7 +45,6 @@ from pipeline.feed.work import (
     StoreFails,
     Work,
 )
-from pipeline.read.fetch import note_storage
 from pipeline.records import EncodedImage, Image, ImageRef
 from pipeline.stats.process import PROCESS
 

@@ -28,6 +28,8 @@ from pipeline.feed.bounds import bounded, clock_stopped, expect, limit_memory, s
 from pipeline.feed.decode import most_seconds
 from pipeline.feed.fit import fit
 from pipeline.feed.formats import Size
+from pipeline.feed.prefetch import Prefetcher, Read
+from pipeline.feed.read_image import CircuitBreaker, read_image
 from pipeline.feed.shared_memory import SharedMemory
 from pipeline.feed.thumbnails import make_thumbnail
 from pipeline.feed.work import (
@@ -43,8 +45,6 @@ from pipeline.feed.work import (
     Work,
 )
 from pipeline.limits import MEMORY
-from pipeline.read.fetch import CircuitBreaker, read_image
-from pipeline.read.prefetch import Prefetcher, Read
 from pipeline.records import DeadLetter, EncodedImage, identity_hash
 
 _TURN, _ROOM = range(2)  # bytes of the file of locks, which the kernel frees when a process ends

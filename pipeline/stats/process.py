@@ -62,7 +62,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "archive": (),  # writes windows
     "pull": (),  # calls Pub/Sub for messages
     "subscriber": ("read", "detector", "publish", "archive"),  # holds messages that no bundle has taken
-    "read": (),  # without those that wait for room
+    "read": (),  # feeds images to the detector, or looks them up
     "detector": (),
     "publish": (),  # publishes a bundle's messages
 }

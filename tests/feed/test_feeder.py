@@ -412,5 +412,5 @@ class TestReading:
             server.broken = ""
             assert places(chunk.result()) == [1, 2]
             wait_until(lambda: not PROCESS.failing)
-        said = [record.getMessage() for record in caplog.records if record.name == "pipeline.read.fetch"]
+        said = [record.getMessage() for record in caplog.records if record.name == "pipeline.feed.read_image"]
         assert len(said) == 2 and said[0].startswith("storage fails (") and said[1] == "storage is back"

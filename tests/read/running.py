@@ -7,8 +7,8 @@ import apache_beam as beam
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.testing.util import assert_that
 
-from pipeline.read.fetch import CircuitBreaker, read_image
-from pipeline.read.prefetch import Prefetcher
+from pipeline.feed.prefetch import Prefetcher
+from pipeline.feed.read_image import CircuitBreaker, read_image
 from pipeline.records import DeadLetter
 
 KEPT = {}

@@ -20,8 +20,9 @@ from google.auth import exceptions as auth
 
 from pipeline.errors import StorageAwayError
 from pipeline.failures import ImageError
+from pipeline.feed.read_image import CircuitBreaker
 from pipeline.launch.finalize import failed
-from pipeline.read.fetch import CircuitBreaker, StorageUnavailableError, fetch, storage_failures
+from pipeline.read.fetch import StorageUnavailableError, fetch, storage_failures
 from pipeline.read.read_images import ReadImages
 from pipeline.records import ImageRef
 from pipeline.stats.process import PROCESS

@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from pipeline.limits import MEMORY
 from pipeline.records import DeadLetter, EncodedImage, Image, ImageRef, ref_of
-from pipeline.stats.process import PROCESS
 
 _GROUP = 8  # local files that one thread reads one after another: handing over one costs as much as reading it
 
@@ -21,23 +20,17 @@ class Read:
       ref: Which image.
       result: The image, or why it cannot be read.
       held_bytes: The bytes that it holds.
-      abandoned: Whether nobody needs it any more.
     """
 
     def __init__(self, ahead: Prefetcher, number: int, ref: ImageRef):
         self.ref = ref
         self.result: Future[EncodedImage | DeadLetter] = Future()
         self.held_bytes = 0
-        self.abandoned = False
         self.number = number
         self._ahead = ahead
 
     def reserve(self, size_bytes: int) -> None:
-        """Waits until there is room for the image's bytes.
-
-        Raises:
-          CancelledError: Nobody needs the image any more.
-        """
+        """Waits until there is room for the image's bytes."""
         self._ahead.reserve(self, size_bytes)
 
 
@@ -86,16 +79,10 @@ class Prefetcher:
             return
 
         def has_room() -> bool:
-            is_oldest = read.number <= self._oldest
-            return read.abandoned or is_oldest or self._held_bytes + more <= MEMORY.budget(self._most_bytes)
+            return read.number <= self._oldest or self._held_bytes + more <= MEMORY.budget(self._most_bytes)
 
         with self._changed:
-            if not has_room():
-                PROCESS.parts["read"].end()  # a read that waits for room is not stuck
-                self._changed.wait_for(has_room)
-                PROCESS.parts["read"].begin()
-            if read.abandoned:
-                raise CancelledError
+            self._changed.wait_for(has_room)
             self._held_bytes += more
             read.held_bytes = size_bytes
 
@@ -108,27 +95,18 @@ class Prefetcher:
             self._changed.notify_all()
 
     def abandon(self, reads: Iterable[Read]) -> None:
-        """Ends the oldest reads, since nobody needs them any more; each frees its room when it has ended."""
-        reads = list(reads)
-        with self._changed:
-            for read in reads:
-                read.abandoned = True
-            self._changed.notify_all()
+        """Frees the room of the oldest reads, which nobody takes, when each has ended."""
         for read in reads:
-            read.result.cancel()
             read.result.add_done_callback(lambda _result, read=read: self.done(read))  # type: ignore[misc]
 
     def close(self) -> None:
-        """Begins no more reads; those under way end by themselves once they are abandoned."""
+        """Begins no more reads."""
         self._pool.shutdown(wait=False)
 
     def _read(self, group: deque[Read]) -> None:
         while group:
             read = group.popleft()  # a group that goes on keeps no image that is done
-            if not read.result.set_running_or_notify_cancel():
-                continue
-            with PROCESS.parts["read"].working():
-                try:
-                    read.result.set_result(self._read_image(read))
-                except BaseException as err:  # noqa: BLE001  whoever takes the result must see it
-                    read.result.set_exception(err)
+            try:
+                read.result.set_result(self._read_image(read))
+            except BaseException as err:  # noqa: BLE001  whoever takes the result must see it
+                read.result.set_exception(err)
