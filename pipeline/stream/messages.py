@@ -28,6 +28,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from pipeline.extra_fields import extra_columns, extra_text
 from pipeline.failures import ImageError
 from pipeline.image_formats import format_by_start
@@ -41,6 +43,7 @@ MAX_IMAGES = 1000  # of one message
 MAX_INLINE_BYTES = 20_000_000  # of a message's inline images together
 _MAX_TEXT = 1024  # characters of an id, a name, a generation; Pub/Sub's own attributes have as many bytes
 _BUCKET = re.compile(r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]")
+_SIZE = re.compile(r"[0-9]{1,15}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SCHEME = re.compile(rb"\s*(/|[A-Za-z][A-Za-z0-9+.-]*://)[^\r\n]*\s*")
 _KNOWN = frozenset({"uri", "bytes", "content", "name", "generation", "request_id", "images"})
@@ -149,11 +152,16 @@ def _bad_request(expected: str, got: Any) -> ImageError:
 
 
 class _Content(NamedTuple):
-    """The content of a message, unchecked: a list with one entry for each image, or another JSON value; fields of all images."""
+    """The content of a message, unchecked: a list with one entry for each image, or another JSON value; fields of all images.
+
+    Attributes:
+      size_bytes: The size of the one object that a notification names; 0 if unknown.
+    """
 
     images: Any
     request_id: str = ""
     shared: Mapping[str, Any] = {}
+    size_bytes: int = 0
 
 
 def _is_notification(message: Message) -> bool:
@@ -167,7 +175,7 @@ def _recognised(message: Message) -> _Content:
         if not _BUCKET.fullmatch(bucket):
             raise ImageError("message", "bad_notification", f"expected a bucket's name in bucketId, got {bucket[:80]!r}")
         uri = f"gs://{bucket}/{attributes['objectId']}"
-        return _Content([{"uri": uri, "generation": attributes.get("objectGeneration", "")}])
+        return _Content([{"uri": uri, "generation": attributes.get("objectGeneration", "")}], size_bytes=_announced_bytes(data))
     content_type = next((v for k, v in attributes.items() if k.lower().replace("_", "-") in ("content-type", "contenttype")), "")
     if content_type.lower().startswith("image/") or format_by_start(data):
         return _Content([{"content": data, "name": attributes.get("name", "")}])
@@ -178,6 +186,14 @@ def _recognised(message: Message) -> _Content:
     raise ImageError(
         "message", "not_recognised", f"expected a storage notification, JSON or image bytes, got {len(data)} bytes: {data[:24]!r}"
     )
+
+
+def _announced_bytes(payload: bytes) -> int:
+    """The size in a notification's payload, which saves a request; 0 without one. A wrong one is noticed when it is read."""
+    with contextlib.suppress(ImageError, AttributeError):
+        size = load_json(payload).get("size")
+        return int(size) if isinstance(size, str) and _SIZE.fullmatch(size) else 0
+    return 0
 
 
 def _content_of_json(value: Any) -> _Content:
@@ -210,7 +226,7 @@ def _request(message: Message, request_id: str, content: _Content, allowed: Sequ
                 fields = {**content.shared, **fields}
                 image = _image(fields, allowed, bytes_left, of_message)
             bytes_left -= len(image.content) if isinstance(image, EncodedImage) else 0
-            images.append(image)
+            images.append(replace(image, size_bytes=content.size_bytes) if content.size_bytes else image)
         except ImageError as err:
             ref = ImageRef(public_address(_uri(fields))[:MAX_URI], **of_message)
             dead.append(err.dead_letter(ref, _without_secrets(message.data if len(content.images) == 1 else _payload(fields))))

@@ -107,7 +107,10 @@ class Bench:
                 blob.upload_from_string(content)
             patch.setenv("STORAGE_EMULATOR_HOST", f"http://{CuttableProxy(url.removeprefix('http://'), 0.05).host}")
             kind, place = {"eventType": "OBJECT_FINALIZE", "bucketId": bucket.name}, f"gs://{bucket.name}"
-            notices = [(b"{}", kind | {"objectId": each.name, "objectGeneration": f"{each.generation}"}) for each in blobs]
+            notices = [
+                (f'{{"size": "{each.size}"}}'.encode(), kind | {"objectId": each.name, "objectGeneration": f"{each.generation}"})
+                for each in blobs
+            ]
             for name, messages in {"notifications": notices, "URIs": [f"{place}/{each.name}".encode() for each in blobs]}.items():
                 with self._job("--allow-uri-prefix", place, "--model", model) as (job, received):
                     job.publish(*messages)

@@ -40,6 +40,29 @@ def test_a_storage_notification_asks_for_that_generation_of_the_object():
 
 
 @pytest.mark.parametrize(
+    ("payload", "size"),
+    [
+        ({"size": "1234"}, 1234),
+        ({"size": 1234}, 0),
+        ({"size": "-1"}, 0),
+        ({"size": "9" * 20}, 0),
+        ({}, 0),
+        (["size"], 0),
+        (None, 0),
+    ],
+)
+def test_a_storage_notification_may_tell_the_size_of_its_object(payload, size):
+    (image,) = asked(
+        json.dumps(payload).encode() if payload else b"no JSON",
+        eventType="OBJECT_FINALIZE",
+        bucketId="photos",
+        objectId="a.jpg",
+        objectGeneration="17",
+    ).images
+    assert (image.size_bytes, image.extra) == (size, "")
+
+
+@pytest.mark.parametrize(
     ("message", "said"),
     [
         pytest.param({"uri": "gs://b/a", "name": "n", "generation": "1", "request_id": "r"}, [{}], id="only what is ours"),
