@@ -24,7 +24,8 @@ _DEADLINE_SECONDS = 120.0
 _TIMEOUTS_SECONDS = (10.0, 30.0)  # to connect, and between two pieces of an answer
 _MOST_REDIRECTS = 5
 _PIECE_BYTES = 1 << 18
-_NO_HEAD = (http.client.METHOD_NOT_ALLOWED, http.client.NOT_IMPLEMENTED)
+# an address that is signed for GET alone is forbidden for HEAD
+_NO_HEAD = (http.client.METHOD_NOT_ALLOWED, http.client.NOT_IMPLEMENTED, http.client.FORBIDDEN)
 
 
 def is_web(uri: str) -> bool:

@@ -63,7 +63,8 @@ class Server(http.server.BaseHTTPRequestHandler):
         self._send(int(re.search(r"/(\d{3})", self.path)[1]))
 
     def _getonly(self) -> None:
-        self._send(405 if self.command == "HEAD" else 200, CONTENT, ETag='"one"')
+        refused = 403 if "signed" in self.path else 405
+        self._send(refused if self.command == "HEAD" else 200, CONTENT, ETag='"one"')
 
     def _busy(self) -> None:
         """Unavailable at first."""
@@ -136,6 +137,7 @@ def refusal(uri):
         ("/ok/a.jpg?size=[1]&name=*", "one"),
         ("/modified", "Mon, 23 Nov 2026 12:00:00 GMT"),
         ("/getonly", "one"),
+        ("/getonly?signed", "one"),
         ("/unsized", ""),
         ("/zipped", ""),
         ("/busy", ""),
