@@ -108,9 +108,8 @@ def samples_kept(config: Config) -> int:
 
 
 def machine_hints(config: Config) -> dict[str, str]:
-    """Beam's resource hints of `DetectObjects`.
+    """Beam's resource hints of `DetectObjects`, whose machines also read and decode the images.
 
-    Steps that a runner fuses with it run on the same machines, so they read the images and no shuffle moves them:
     https://cloud.google.com/dataflow/docs/guides/right-fitting
     """
     return {"accelerator": config.worker.accelerator} if config.worker.accelerator else {}
