@@ -1,9 +1,11 @@
 """The whole pipeline on one screen: every step of a batch job and of a stream.
 
-ReadImages ──> DetectObjects ── detected ──┐
+ReadImages ──> DetectObjects ── detected ──┐                                                                  a batch job
     │                │                     ├──> Results ──> WriteShards
     ├────────────────┴─ dead letters ──────┤
     └─ counted ────────────────────────────┘        read = detected + dead + skipped
+
+ReadMessages ──> ParseMessages ──> AddIdentity ──> DropDuplicates ──> DetectObjects ──> PublishResults        a stream
 """
 
 from __future__ import annotations
@@ -81,9 +83,8 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
     messages = pipeline | "ReadMessages" >> ReadMessages(run, native_source)
     parsing = beam.ParDo(ParseMessages(allowed_prefixes(config), run)).with_outputs("dead", main="images")
     asked = messages | "ParseMessages" >> parsing
-    named = asked.images | "AddIdentity" >> beam.ParDo(AddIdentity(run))
     dropping = DropDuplicates(run) if run.in_process else DropDuplicatesInState(run)
-    new = named | "DropDuplicates" >> beam.ParDo(dropping)
+    new = asked.images | "AddIdentity" >> beam.ParDo(AddIdentity(run)) | "DropDuplicates" >> beam.ParDo(dropping)
     detect = DetectObjects(config.model, config.detect, samples=samples_kept(config), read=config.read)
     found = new | "DetectObjects" >> detect.with_resource_hints(**machine_hints(config))
 
