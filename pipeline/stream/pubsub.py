@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.io.iobase import RestrictionProgress, RestrictionTracker
+from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
 from apache_beam.transforms.core import RestrictionProvider
 from apache_beam.utils.timestamp import Duration
 
@@ -26,6 +26,7 @@ from pipeline.stream.run import RunSettings, StreamStep
 _POLLERS = 2  # while one's images are detected and published, another's are read; and a huge request holds up one of them only
 _STEP_BACK_SECONDS = 2.0
 _IDLE_SECONDS = 0.5
+_NO_END = 1 << 62
 
 
 @dataclasses.dataclass
@@ -55,45 +56,24 @@ class ReadMessages(beam.PTransform):
         return pollers | "Pull" >> beam.ParDo(_Pull(self.run)).with_output_types(Message)
 
 
-class _EndlessTracker(RestrictionTracker):
-    """A restriction without an end that is split only by deferring what remains of it."""
+class _Tracker(OffsetRestrictionTracker):
+    """The polls of a poller, by number; only what remains after a poll is split off."""
 
-    def __init__(self, poll: int):
-        self._poll = poll
-        self._deferred = False
-
-    def current_restriction(self) -> int:
-        return self._poll
-
-    def try_claim(self, position: int) -> bool:
-        return not self._deferred
-
-    def try_split(self, fraction_of_remainder: float) -> tuple[int, int] | None:
-        if fraction_of_remainder != 0 or self._deferred:
-            return None
-        self._deferred = True
-        return self._poll, self._poll + 1
-
-    def check_done(self) -> bool:
-        return True
-
-    def current_progress(self) -> RestrictionProgress:
-        return RestrictionProgress(fraction=0.0)  # with amounts Beam would divide by a size that it may not know yet
+    def try_split(self, fraction_of_remainder: float) -> tuple[OffsetRange, OffsetRange] | None:
+        return super().try_split(0) if fraction_of_remainder == 0 else None
 
     def is_bounded(self) -> bool:
         return False
 
 
-class _Endless(RestrictionProvider):
-    """Restrictions are counted polls."""
+class _Polls(RestrictionProvider):
+    def initial_restriction(self, element: int) -> OffsetRange:
+        return OffsetRange(1, _NO_END)
 
-    def initial_restriction(self, element: int) -> int:
-        return 1
+    def create_tracker(self, restriction: OffsetRange) -> _Tracker:
+        return _Tracker(restriction)
 
-    def create_tracker(self, restriction: int) -> _EndlessTracker:
-        return _EndlessTracker(restriction)
-
-    def restriction_size(self, element: int, restriction: int) -> int:
+    def restriction_size(self, element: int, restriction: OffsetRange) -> int:
         return 1
 
 
@@ -121,10 +101,11 @@ class _Pull(StreamStep):
         self,
         poller: int,
         finalizer: Any = beam.DoFn.BundleFinalizerParam,
-        tracker: Any = beam.DoFn.RestrictionParam(_Endless()),  # noqa: B008  how Beam's parameters are declared
+        tracker: Any = beam.DoFn.RestrictionParam(_Polls()),  # noqa: B008  how Beam's parameters are declared
     ) -> Iterator[Message]:
-        poll, again_s = tracker.current_restriction(), 0.0
-        tracker.try_claim(poll)
+        poll, again_s = tracker.current_restriction().start, 0.0
+        if not tracker.try_claim(poll):
+            return
         if self._is_first:
             self._is_first = False
             messages = self._subscriber.pull(_IDLE_SECONDS)
@@ -132,7 +113,9 @@ class _Pull(StreamStep):
             yield from messages
         else:  # another poller is in this bundle; this one steps back, to have bundles of its own beside it
             again_s = _STEP_BACK_SECONDS * poller
-        if not self._shared.threads.stop.is_set():
+        if self._shared.threads.stop.is_set():
+            tracker.try_claim(_NO_END)  # nothing remains
+        else:
             tracker.defer_remainder(Duration.of(again_s))
 
     def _finalizing(self, poller: int, poll: int, ids: list[str]) -> Callable[[], None]:
