@@ -106,11 +106,9 @@ class Bench:
             for blob, content in zip(blobs, itertools.cycle(self._images), strict=False):
                 blob.upload_from_string(content)
             patch.setenv("STORAGE_EMULATOR_HOST", f"http://{CuttableProxy(url.removeprefix('http://'), 0.05).host}")
-            kind, place = {"eventType": "OBJECT_FINALIZE", "bucketId": bucket.name}, f"gs://{bucket.name}"
-            notices = [
-                (f'{{"size": "{each.size}"}}'.encode(), kind | {"objectId": each.name, "objectGeneration": f"{each.generation}"})
-                for each in blobs
-            ]
+            place, kind = f"gs://{bucket.name}", {"eventType": "OBJECT_FINALIZE", "bucketId": bucket.name}
+            named = [kind | {"objectId": each.name, "objectGeneration": f"{each.generation}"} for each in blobs]
+            notices = [(b'{"size": "%d"}' % each.size, fields) for each, fields in zip(blobs, named, strict=True)]
             for name, messages in {"notifications": notices, "URIs": [f"{place}/{each.name}".encode() for each in blobs]}.items():
                 with self._job("--allow-uri-prefix", place, "--model", model) as (job, received):
                     job.publish(*messages)

@@ -250,15 +250,14 @@ def test_a_stream_that_is_stopped_while_its_store_is_away_skips_what_it_cannot_r
 ):
     """Also a repeat in another message. None is a dead letter, nor acknowledged."""
     uris = [f"gs://{gcs_bucket.name}/{name}.png" for name in "ab"]
+    requests = [json.dumps({"request_id": name, "images": uris[:1]}).encode() for name in ("first", "second")]
     for name in "ab":
         gcs_bucket.blob(f"{name}.png").upload_from_string(bright_png)
     storage = CuttableProxy(os.environ["STORAGE_EMULATOR_HOST"].removeprefix("http://"))
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://{storage.host}")
     with StreamingJob(pubsub_emulator, tmp_path, bright_model) as job:
         storage.cut()
-        job.publish(
-            *(json.dumps({"request_id": name, "images": uris[:1]}).encode() for name in ("first", "second")), uris[1].encode()
-        )
+        job.publish(*requests, uris[1].encode())
         wait_until(lambda: "storage fails" in job.output(), job.output)
         assert job.signal(signal.SIGTERM) == 0, job.output()
         images = json.loads((job.archive / "summary.json").read_text())["images"]

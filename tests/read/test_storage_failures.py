@@ -7,7 +7,6 @@ import http.server
 import json
 import threading
 import urllib.parse
-from concurrent.futures import ThreadPoolExecutor
 
 import apache_beam as beam
 import google_crc32c
@@ -25,12 +24,10 @@ from pipeline.launch.finalize import failed
 from pipeline.read.fetch import StorageUnavailableError, fetch, storage_failures
 from pipeline.read.read_images import ReadImages
 from pipeline.records import ImageRef
-from pipeline.stats.process import PROCESS
 from pipeline.storage.store import is_transient_error
 from pipeline.storage.stores import LocalStore
 from tests.clock import Clock
 from tests.emulators import free_ports
-from tests.processes import wait_until
 from tests.read import test_web
 from tests.read.running import images_read, read_all, read_now, run
 
@@ -240,17 +237,6 @@ def test_a_store_that_answers_nobody_is_waited_for_in_a_stream(storage):
     storage(*[503] * 3)
     (image,) = read_all(of_messages("gs://b/a.jpg"), LIMIT, CircuitBreaker(0.2, 0.0))
     assert image.content == CONTENT
-
-
-def test_an_image_that_waits_for_its_store_waits_no_more_once_the_job_ends(dead_storage):
-    PROCESS.failing.pop("storage", None)
-    breaker = CircuitBreaker(0.0)
-    with ThreadPoolExecutor() as pool:
-        reading = pool.submit(read_now, *of_messages("gs://b/a.jpg"), LIMIT, breaker)
-        wait_until(lambda: "storage" in PROCESS.failing)
-        assert not reading.done()
-        breaker.stop.set()
-        assert reading.result().reason == "storage_unavailable"
 
 
 def test_a_store_is_away_when_it_answered_nobody_for_long_and_is_back_with_the_first_answer():

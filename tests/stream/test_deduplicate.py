@@ -57,22 +57,22 @@ class _End(beam.DoFn):
 
 
 @pytest.mark.parametrize("where", ["local", "gs"])
-def test_runner_state_knows_the_version_of_what_is_named_without(where, tmp_path, request):
+def test_an_image_that_is_named_without_its_version_gets_its_identity_and_its_size_and_the_newest_is_read(
+    where, tmp_path, request
+):
     """An overwritten image is another one. What cannot be looked at is a repeat of its own message only: reading it fails."""
     folder = str(tmp_path) if where == "local" else f"gs://{request.getfixturevalue('gcs_bucket').name}"
-    asked = [ImageRef(f"{folder}/a.png"), ImageRef(f"{folder}/gone", message_id="1"), ImageRef(f"{folder}/gone")]
-    write_file(f"{folder}/a.png", b"first")
-    before = identities(asked)
-    write_file(f"{folder}/a.png", b"overwritten")
-    after = identities(asked)
-    assert after[0] == replace(asked[0], generation=fetch(asked[0], 100)[1]).identity
-    assert before[1] == after[1]
-    assert len({*before, *after}) == 5
-
-
-def identities(asked: list[ImageRef]) -> list[str]:
+    named, gone = ImageRef(f"{folder}/a.png"), ImageRef(f"{folder}/gone")
+    asked = [named, replace(gone, message_id="1"), gone, replace(named, generation="7")]
     with opened(ELSEWHERE):
-        return [identity for identity, _ in looked_up(asked)]
+        write_file(named.uri, b"first")
+        before = looked_up(asked)
+        write_file(named.uri, b"overwritten")
+        after = looked_up(asked)
+    assert after[1] == (replace(named, generation=fetch(named, 100)[1]).identity, replace(named, size_bytes=11))
+    assert before[0] == after[0] == (f"{named.uri}#7", asked[3])
+    assert before[2] == after[2]
+    assert len({identity for identity, _ in (*before, *after)}) == 6
 
 
 def looked_up(asked: list[ImageRef]) -> list[tuple[str, ImageRef]]:
@@ -81,13 +81,6 @@ def looked_up(asked: list[ImageRef]) -> list[tuple[str, ImageRef]]:
     step.start_bundle()
     at_once = [named for ref in asked for named in step.process(ref, Timestamp(0), GlobalWindow())]
     return [*at_once, *(named.value for named in step.finish_bundle())]
-
-
-def test_what_is_looked_up_gets_its_size_and_no_generation_so_the_newest_is_read(tmp_path):
-    write_file(f"{tmp_path}/a.png", b"first")
-    known, unknown = ImageRef("gs://b/a.png", "7"), ImageRef(f"{tmp_path}/a.png")
-    with opened(ELSEWHERE):
-        assert [image for _, image in looked_up([unknown, known])] == [known, replace(unknown, size_bytes=5)]
 
 
 def test_a_stream_that_is_stopped_looks_up_nothing_more(tmp_path):

@@ -15,6 +15,7 @@ from pipeline.stream.outgoing import dead_letter_message
 JPEG = b"\xff\xd8\xff\xe0 not really"
 INLINE_BYTES = base64.b64encode(JPEG).decode()
 ALLOWED = ("gs://",)
+NOTIFIED = {"eventType": "OBJECT_FINALIZE", "bucketId": "photos", "objectId": "a.jpg", "objectGeneration": "17"}
 
 
 def asked(data, allowed=ALLOWED, publish_time=100.0, **attributes):
@@ -44,13 +45,8 @@ def test_a_storage_notification_asks_for_that_generation_of_the_object():
     [({"size": "1234"}, 1234), ({"size": 1234}, 0), ({"size": "-1"}, 0), ({"size": "9" * 20}, 0), (["size"], 0), ({}, 0)],
 )
 def test_a_storage_notification_may_tell_the_size_of_its_object(payload, size):
-    (image,) = asked(
-        json.dumps(payload).encode() if payload else b"no JSON",
-        eventType="OBJECT_FINALIZE",
-        bucketId="photos",
-        objectId="a.jpg",
-        objectGeneration="17",
-    ).images
+    message = Message(json.dumps(payload).encode() if payload else b"no JSON", NOTIFIED)
+    (image,) = parse_message(message, ALLOWED).images
     assert (image.size_bytes, image.extra) == (size, "")
 
 
