@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from pipeline.results.shards import list_shards, read_batches
 from pipeline.stats.progress import in_background
 from tests.benchmarks.images import BENCH
 from tests.bright_model import export_bright_model
@@ -40,7 +41,6 @@ from tests.emulators import EmulatorMissing, PubSubEmulator, free_ports, running
 from tests.forked_jobs import ForkedJob
 from tests.monitoring.prometheus import samples_of
 from tests.processes import wait_until
-from tests.shard_rows import rows_in
 from tests.streaming_job import CuttableProxy, StreamingJob
 
 _HOUR_S = 3600.0
@@ -239,9 +239,10 @@ class Soak:
         }
 
     def _rows(self, kind: str) -> Counter[tuple[str, ...]]:
-        """How many rows each image, generation and model version has."""
-        rows = rows_in(self._archive, kind)
-        return Counter((row["image"]["uri"], row["image"].get("generation"), str(row.get("model"))) for row in rows)
+        """How many rows each image, generation, model version and settings has."""
+        columns = ["uri", "generation", "model", "version", "settings"]
+        batches = (batch for shard in list_shards(self._archive, (kind,)) for batch in read_batches(shard, columns))
+        return Counter(tuple(row.values()) for batch in batches for row in batch.to_pylist())
 
     def _last_process(self) -> dict[str, Any]:
         """What the last process used: the medians of the second and of the last quarter of its life."""
