@@ -300,7 +300,8 @@ def _open(feeder: Feeder, model: LoadedModel, detect: DetectConfig, read: ReadCo
     height, width = model.metadata.input_hw
     chunk_bytes = height * width * 3 * _chunk_size(model)
     in_model = -(-model.engine.images_in_flight // _chunk_size(model))
-    # while it works at one, it reads others, enough for all of its threads; images of any size would take too much memory
+    # a process works at one chunk and reads the next ones, enough for all of its threads
+    # of images of any size these would take too much memory
     chunks = 2 if model.metadata.resize == "none" else 1 + -(-2 * limits.read_threads // _chunk_size(model))
     slots = min(chunks * feeder.processes + in_model + 1, int(MEMORY.budget(_PIXEL_BYTES) / chunk_bytes))
     feeder.open(limits, max(slots, 2), chunks)

@@ -32,7 +32,7 @@ from pipeline.failures import ImageError
 from pipeline.feed.bounds import TIMED_OUT
 from pipeline.feed.decode import most_seconds
 from pipeline.feed.fit import ModelInput
-from pipeline.feed.read_image import note_storage
+from pipeline.feed.read_image import note_storage, store_name
 from pipeline.feed.shared_memory import SharedMemory, size_of
 from pipeline.feed.work import (
     Coming,
@@ -129,7 +129,7 @@ class _Chunk:
         """An image of each store that has answered."""
         failed = {place for place, failure in part.failures.items() if failure.reason == "storage_unavailable"}
         asked = (image for place, image in self.next_work().images.items() if place not in failed)
-        return {image.uri.partition("://")[0]: image.uri for image in asked if isinstance(image, ImageRef)}.values()
+        return {store_name(image.uri): image.uri for image in asked if isinstance(image, ImageRef)}.values()
 
     def process_died(self, failure: ImageError) -> bool:
         """Blames the image that was tried alone, if one was; returns whether nothing is left to try."""

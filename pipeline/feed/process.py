@@ -135,7 +135,7 @@ class _Process:
                 prepared.failures[place] = ImageError("decode", "too_large", text, generation)
             finally:
                 self._ahead.done(read)
-                self._lock(fcntl.LOCK_UN)  # when its pixels are gone: who waits measures what is free
+                self._lock(fcntl.LOCK_UN)  # once its pixels are freed: who waits measures what is free
         return prepared
 
     def _read(self, read: Read) -> EncodedImage | DeadLetter:

@@ -70,7 +70,7 @@ class CircuitBreaker:
 
     def is_away(self, uri: str) -> bool:
         """Whether no read of this image's store has succeeded for long."""
-        return self._clock() - self._failing_since.get(_store_of(uri), math.inf) >= self._give_up_seconds
+        return self._clock() - self._failing_since.get(store_name(uri), math.inf) >= self._give_up_seconds
 
     def retry_seconds(self, uri: str) -> float:
         """How long the read of an image is retried; not at all if it is one of many at web servers that are away."""
@@ -78,25 +78,26 @@ class CircuitBreaker:
 
     def failed(self, ref: ImageRef, failure: str) -> None:
         """Notes a transient failure of one try."""
-        self._failing_since.setdefault(_store_of(ref.uri), self._clock())
+        self._failing_since.setdefault(store_name(ref.uri), self._clock())
         how_long = "until it is back" if _waits_for_store(ref) else f"for {self._retry_seconds:g} s"
         self._note(" ".join(masked_text(failure).split())[:300], how_long)
 
     def waits(self, ref: ImageRef, began: float) -> bool:
         """Whether an image whose reading began then is read again, though its store has failed for as long as one is retried."""
         is_retried = self._clock() + _AGAIN_SECONDS >= began + self._retry_seconds
-        has_answered = self._answered_at.get(_store_of(ref.uri), -math.inf) >= began
+        has_answered = self._answered_at.get(store_name(ref.uri), -math.inf) >= began
         return _waits_for_store(ref) and not (is_retried and has_answered) and not self.stop.is_set()
 
     def succeeded(self, uri: str) -> None:
         """Notes that the store of an image has answered."""
-        store = _store_of(uri)
+        store = store_name(uri)
         self._answered_at[store] = self._clock()
         if self._failing_since.pop(store, None) is not None:
             self._note("", "")
 
 
-def _store_of(uri: str) -> str:
+def store_name(uri: str) -> str:
+    """The scheme of an image's store; empty for this machine's files."""
     return uri.partition("://")[0] if "://" in uri else ""
 
 

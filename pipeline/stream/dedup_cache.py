@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -63,9 +64,8 @@ class DedupCache:
 
     def _asked_as(self, ref: ImageRef) -> str:
         """The identity under which an image was new: where its generation was unknown, its message and URI tell."""
-        likely = [ref.identity] if ref.identity in self._in_progress else []
-        for identity in (*likely, *self._in_progress):
-            first = self._in_progress[identity][0]
-            if (first.message_id, first.uri) == (ref.message_id, ref.uri):
+        for identity in itertools.chain([ref.identity], self._in_progress):
+            asked = self._in_progress.get(identity)
+            if asked and (asked[0].message_id, asked[0].uri) == (ref.message_id, ref.uri):
                 return identity
         return ref.identity

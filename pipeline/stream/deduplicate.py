@@ -37,10 +37,6 @@ class AddIdentity(StreamStep):
     looked up is a repeat of its own message only, and reading it waits, or fails.
     """
 
-    def setup(self) -> None:
-        super().setup()
-        self._stop = self._shared.threads.stop
-
     def start_bundle(self) -> None:
         self._asked: list[WindowedValue] = []
 
@@ -71,7 +67,7 @@ class AddIdentity(StreamStep):
 
     def _check(self, failure: Exception | None) -> None:
         PROCESS.parts["read"].progressed()  # a try has returned
-        if self._stop.is_set():
+        if self._shared.threads.stop.is_set():
             raise failure or CancelledError
 
 
