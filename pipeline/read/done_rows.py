@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.records import ImageRef
-from pipeline.results.completion import RowVersion
+from pipeline.results.completion import RowVersion, row_keys
 from pipeline.results.shards import contains, done_keys
 from pipeline.storage.stores import generation_of
 
@@ -44,16 +44,14 @@ class DoneRows(NamedTuple):
           refs: The images.
           ask: Asks storage for generations that are not known; None: images without one are not done.
         """
-        if not len(self.keys):
-            return np.zeros(len(refs), bool)
-        known = ask.map(_generation, refs) if ask else [ref.generation for ref in refs]
+        known = ask.map(_generation, refs) if ask and len(self.keys) else [ref.generation for ref in refs]
         return self.have([(ref.uri, generation) for ref, generation in zip(refs, known, strict=True)])
 
     def have(self, images: Sequence[tuple[str, str]]) -> np.ndarray:
         """Which of some images are done, `(N,) bool`, by URI and generation; those without a generation are not."""
         if not len(self.keys):
             return np.zeros(len(images), bool)
-        done = contains(self.keys, self.version.keys(images))
+        done = contains(self.keys, row_keys((*image, *self.version[:3]) for image in images))
         done[[number for number, (_, generation) in enumerate(images) if not generation]] = False
         return done
 

@@ -8,8 +8,7 @@ looked at.
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import compress, islice
 from typing import Any, NamedTuple, TypeVar
@@ -37,7 +36,6 @@ from pipeline.storage.store import FoundFile
 # An image in the shuffle: `extra`, `size_bytes`, its generation, if what is done is left out, and its location in bytes, since
 # not every name is Unicode. It takes 210 bytes of a local runner's memory; a record took 750.
 _Listed = tuple[str, int, str, bytes]
-_Open = Callable[[ImageRef], Iterator[EncodedImage | DeadLetter | str]]
 _AT_ONCE = 512  # fewer than make Python look for garbage
 _PARTITIONS = 4096  # each in memory at once: 25,000 names of 100 million
 _GROUP_IMAGES = 64  # a second of a GPU's work: how much longer than others one worker may take at the end
@@ -101,17 +99,12 @@ class ReadImages(beam.PTransform):
         find = beam.FlatMap(_find_folders, self.inputs, self.exclude if self.again else "")
         pieces = begin | "Start" >> beam.Impulse() | "FindFolders" >> find
         spread = pieces | "SpreadFolders" >> beam.Reshuffle()
-        allowed = (*self.allowed, *folders_of(self.inputs))
-        listing = _ListImages(self.exclude, allowed, self.done, self.again, self.worker_context)
-        listed = spread | "ListImages" >> beam.ParDo(listing).with_outputs("dead", "counted", main="refs")
+        source = dataclasses.replace(self, allowed=(*self.allowed, *folders_of(self.inputs)))
+        listed = spread | "ListImages" >> beam.ParDo(_ListImages(source)).with_outputs("dead", "counted", main="refs")
         gathered = listed.refs | "GatherDoubles" >> beam.GroupByKey()
-        distinct = gathered | "DropDoubles" >> beam.ParDo(_DropDoubles(self.done)).with_outputs("counted", main="groups")
+        distinct = gathered | "DropDoubles" >> beam.ParDo(_DropDoubles(source)).with_outputs("counted", main="groups")
         groups = distinct.groups | "SpreadImages" >> beam.Reshuffle() if self.rebalance else distinct.groups
-        of_container = functools.partial(
-            images_in, read=self.read, retry_seconds=self.retry_seconds, max_megapixels=self.max_megapixels
-        )
-        opening = _OpenContainers(self.done, self.again, of_container)
-        opened = groups | "OpenContainers" >> beam.ParDo(opening).with_outputs("dead", "counted", main="images")
+        opened = groups | "OpenContainers" >> beam.ParDo(_OpenContainers(source)).with_outputs("dead", "counted", main="images")
         return ReadOutputs(
             opened.images,
             (listed.dead, opened.dead) | "AllUnread" >> beam.Flatten(),
@@ -129,7 +122,10 @@ def _find_folders(_start: bytes, patterns: Sequence[str], output: str) -> Iterat
 
 
 class _Counting(beam.DoFn):
-    """Outputs the count of each bundle when it ends."""
+    """A step of `ReadImages` that outputs the count of each bundle when it ends."""
+
+    def __init__(self, source: ReadImages):
+        self._source = source
 
     def start_bundle(self) -> None:
         self._stats = JobStats()
@@ -158,22 +154,15 @@ class _Counting(beam.DoFn):
         yield beam.pvalue.TaggedOutput("counted", counted)
 
 
-@dataclasses.dataclass(eq=False)
 class _ListImages(_Counting):
     """Lists groups of places, without own files and other non-images, and the images of dead letters.
 
     Images that are listed with their generation and are done go no further; so a run with little to do shuffles little.
     """
 
-    exclude: str
-    allowed: Sequence[str]
-    done: DoneRows | None
-    again: DeadLetterReplay | None
-    worker_context: WorkerContext | None
-
     def setup(self) -> None:
-        if self.worker_context:
-            self.worker_context.check_worker()
+        if self._source.worker_context:
+            self._source.worker_context.check_worker()
 
     def process(self, group: Sequence[Piece | str]) -> Iterator[Any]:
         for each in self._found(group):
@@ -182,24 +171,25 @@ class _ListImages(_Counting):
                 yield self._dead(each)
                 continue
             self._count(not _holds_images(each.uri))
-            generation = each.generation if self.done else ""
+            generation = each.generation if self._source.done else ""
             partition = identity_hash(each.uri) % _PARTITIONS
             yield partition, (each.extra, each.size_bytes, generation, name_bytes(each.location))
 
     def _found(self, group: Sequence[Piece | str]) -> Iterator[ImageRef | DeadLetter]:
+        source = self._source
         for output in (piece for piece in group if isinstance(piece, str)):
-            yield from self._new(self.again.refs_in_results(output)) if self.again else ()
+            yield from self._new(source.again.refs_in_results(output)) if source.again else ()
         pieces = [piece for piece in group if not isinstance(piece, str)]
-        yield from list_pieces(pieces, self.exclude, self._leave_out, self.allowed, self._new)
+        yield from list_pieces(pieces, source.exclude, self._leave_out, source.allowed, self._new)
 
     def _new(self, found: Iterator[_Found]) -> Iterator[_Found]:
         """Those of files, images or dead letters that are not done; the others are counted."""
         for some in iter(lambda: list(islice(found, _AT_ONCE)), []):
             PROCESS.check_stopped()
-            if not self.done:
+            if not self._source.done:
                 yield from some
                 continue
-            done = self.done.have(list(map(_identity, some)))
+            done = self._source.done.have(list(map(_identity, some)))
             self._count(int(done.sum()))
             self._skip(int(done.sum()), done=True)
             yield from compress(some, ~done)
@@ -211,9 +201,6 @@ class _DropDoubles(_Counting):
     Names leave in groups of a bounded size, which are cheaper to shuffle. A TFRecord file is a group: it is as much work as
     thousands of images.
     """
-
-    def __init__(self, done: DoneRows | None):
-        self._done = done
 
     def setup(self) -> None:
         self._pool = ThreadPoolExecutor(MAX_PARALLEL, "ask-generation")  # its threads start when they are needed
@@ -231,9 +218,9 @@ class _DropDoubles(_Counting):
         for uri in [uri for uri in best if _holds_images(uri)]:
             yield [best.pop(uri)]
         done = np.zeros(len(best), bool)
-        if self._done:
+        if self._source.done:
             refs = [ImageRef(uri, listed[2], signed_uri=name_of(listed[3])) for uri, listed in best.items()]
-            done = self._done.among(refs, self._pool)
+            done = self._source.done.among(refs, self._pool)
         self._skip(doubles)
         self._skip(int(done.sum()), done=True)
         new = compress(best.values(), ~done)
@@ -257,9 +244,6 @@ def _holds_images(name: str) -> bool:
 class _OpenContainers(_Counting):
     """Replaces a container or dead letters by their images, without those that are done; other images pass."""
 
-    def __init__(self, done: DoneRows | None, again: DeadLetterReplay | None, of_container: _Open):
-        self._done, self._again, self._of_container = done, again, of_container
-
     def process(self, group: Sequence[_Listed]) -> Iterator[Any]:
         for extra, size_bytes, _, name in group:  # without their generations: the newest one is read
             ref = ImageRef.of_uri(name_of(name), size_bytes=size_bytes, extra=extra)
@@ -269,14 +253,18 @@ class _OpenContainers(_Counting):
                 yield ref
 
     def _images_in(self, ref: ImageRef) -> Iterator[Any]:
-        found = self._again.open(ref) if self._again and are_letters(ref.uri) else self._of_container(ref)
+        source = self._source
+        if source.again is None or not are_letters(ref.uri):
+            found = images_in(ref, source.read, source.retry_seconds, source.max_megapixels)
+        else:
+            found = source.again.open(ref)
         for image in found:
             PROCESS.check_stopped()
             if isinstance(image, str):
                 self._leave_out(kind_of(image))
                 continue
             self._count()
-            if self._done and self._done.among([image.ref])[0]:
+            if source.done and source.done.among([image.ref])[0]:
                 self._skip(done=True)
             else:
                 yield image if isinstance(image, EncodedImage) else self._dead(image)

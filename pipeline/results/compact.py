@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from models.progress import shown
-from pipeline.results.completion import row_key
+from pipeline.results.completion import row_keys
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, time_in_name
 from pipeline.results.lock import locked
 from pipeline.results.newest import lost_rows
@@ -130,10 +130,10 @@ def _part(shard: Shard, with_images: bool) -> _Part | None:
     table = _read(shard, ["key", "made_at", *(["uri", "uri_bytes", "model"] if with_images else [])])
     if table is None:
         return None
-    images = (row_key(uri_of(row), "", row["model"], "", "") for row in (table.to_pylist() if with_images else ()))
+    images = row_keys((uri_of(row), "", row["model"], "", "") for row in (table.to_pylist() if with_images else ()))
     keys, made_at = table["key"].to_numpy(), table["made_at"].cast(pa.int64()).to_numpy()
     level = (table.schema.metadata or {}).get(_LEVEL, b"")
-    return _Part(shard, level, keys, made_at, np.fromiter(images, np.uint64), np.zeros(len(table), bool))
+    return _Part(shard, level, keys, made_at, images, np.zeros(len(table), bool))
 
 
 def _read(shard: Shard, columns: Sequence[str] | None = None) -> pa.Table | None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.records import DeadLetter, DetectedImage, ImageRef, dead_letter_row, name_bytes
-from pipeline.results.completion import RowVersion, row_key
+from pipeline.results.completion import RowVersion, row_keys
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 
 _ROWS = 1000  # each is a few kB as Python objects
@@ -124,7 +124,7 @@ def _table(
     """The table of these columns and the common ones; `named` has what is in the key, from URI to version."""
     rows, moment = len(named), pa.scalar(int(made_at * 1e6), pa.int64()).cast(pa.timestamp("us", "UTC"))
     columns = {
-        "key": np.fromiter((row_key(*each, version.settings) for each in named), np.uint64, rows),
+        "key": row_keys((*each, version.settings) for each in named),
         **{name: [each[place] for each in named] for place, name in enumerate(("uri", "generation", "model", "version"))},
         "settings": [version.settings_of(kind)] * rows,
         "run": [run] * rows,

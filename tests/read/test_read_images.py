@@ -12,7 +12,7 @@ from pipeline.read.done_rows import DoneRows
 from pipeline.read.read_images import ReadImages
 from pipeline.read.videos import images_of_video
 from pipeline.records import ImageRef
-from pipeline.results.completion import RowVersion, row_key
+from pipeline.results.completion import RowVersion, row_keys
 from pipeline.stats.job_stats import merge_stats
 from pipeline.storage.files import write_file
 from pipeline.storage.stores import generation_of
@@ -173,6 +173,6 @@ def test_shards_that_cannot_hold_wanted_rows_are_not_read(tmp_path):
     for day in range(1, 31):
         write_rows(str(tmp_path), [detected(f"gs://b/2026/11/{day:02d}/{n}.jpg") for n in range(3)])
     keys = DoneRows(str(tmp_path), VERSION, True, ("gs://b/2026/11/07/",), "a").keys
-    assert keys.tolist() == sorted(row_key(f"gs://b/2026/11/07/{n}.jpg", "1", *VERSION[:3]) for n in range(3))
+    assert keys.tolist() == sorted(row_keys((f"gs://b/2026/11/07/{n}.jpg", "1", *VERSION[:3]) for n in range(3)))
     assert len(DoneRows(str(tmp_path), VERSION, True, ("gs://b/2026/12/",), "b").keys) == 0
     assert len(DoneRows(str(tmp_path), VERSION, True, ("",), "c").keys) == 90

@@ -12,7 +12,7 @@ import requests
 
 from pipeline.errors import OutputError
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, dead_letter_row, detection_row, row_bytes
-from pipeline.results.completion import row_key
+from pipeline.results.completion import row_keys
 from pipeline.results.rows import dead_letters_table, detections_table
 from pipeline.results.shards import (
     COMPACTED,
@@ -56,7 +56,7 @@ def test_rows_are_read_back_as_they_were_whatever_they_are_called(output):
     assert rows_in(output, "dead_letters") == sorted(map(dead_letter_row, letters), key=row_bytes)
     (shard,) = list_shards(output, ("detections",))
     (batch,) = read_batches(shard, ["key", "uri", "generation", "made_at"])
-    assert batch["key"].to_pylist() == [row_key(each.ref.uri, "17", *VERSION[:3]) for each in images]
+    assert batch["key"].to_pylist() == row_keys((each.ref.uri, "17", *VERSION[:3]) for each in images).tolist()
     assert batch["made_at"][0].as_py().timestamp() == 1.5
 
 
@@ -109,7 +109,7 @@ def test_a_damaged_shard_costs_a_line_and_not_the_job(tmp_path, capsys):
     for number, damage in enumerate((b"", b"PAR1", content[:-20], content[:30] + b"\0" * 50 + content[80:])):
         Path(good.replace(good[-40:-8], f"{number:032x}")).write_bytes(damage)
     os.symlink(good, good.replace(good[-40:-8], f"{9:032x}"))
-    assert row_key("a.jpg", "1", *VERSION[:3]) in done_keys(f"{tmp_path}", VERSION)
+    assert row_keys([("a.jpg", "1", *VERSION[:3])]) in done_keys(f"{tmp_path}", VERSION)
     said = capsys.readouterr().err.splitlines()
     assert [line.partition(" cannot be read")[0][-40:-8] for line in said] == [f"{number:032x}" for number in range(4)]
 
@@ -119,4 +119,4 @@ def test_a_detection_and_a_dead_letter_of_one_image_have_one_key_and_equal_ones_
     one, two, again, letter = dead_letters_table([*letters, failed("a.jpg")], VERSION, "run", 1.0)["key"].to_pylist()
     assert one != two == again
     (row,) = detections_table([detected("a.jpg")], VERSION, "run", 1.0)["key"].to_pylist()
-    assert letter == row == row_key("a.jpg", "1", *VERSION[:3])
+    assert [letter] == [row] == row_keys([("a.jpg", "1", *VERSION[:3])]).tolist()
