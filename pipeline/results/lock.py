@@ -19,36 +19,21 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from pipeline.errors import BusyError
 from pipeline.storage.cloud import GS, blob_of, server_times
 from pipeline.storage.files import delete_files, make_folder
 
 LOCK = ".lock-"  # the beginning of the names of locks
+_BEAT_SECONDS = 30.0  # between two heartbeats
+_EXPIRES_SECONDS = 300.0  # after the last heartbeat
+_POLL_SECONDS = 2.0  # between two attempts of a process that waits
 _SHOWN = 300  # characters of a holder
 _log = logging.getLogger(__name__)
 
 
-class LockTimes(NamedTuple):
-    """The times of a lock on Cloud Storage, in seconds.
-
-    Attributes:
-      beat_s: Between two heartbeats.
-      expires_s: After the last heartbeat, the time until another process may take the lock.
-      poll_s: Between two attempts of a process that waits, on a disk too.
-    """
-
-    beat_s: float = 30.0
-    expires_s: float = 300.0
-    poll_s: float = 2.0
-
-
-TIMES = LockTimes()
-
-
 @contextlib.contextmanager
-def locked(output: str, name: str, *, wait_s: float = 0.0, what: str = "", times: LockTimes = TIMES) -> Iterator[None]:
+def locked(output: str, name: str, *, wait_s: float = 0.0, what: str = "") -> Iterator[None]:
     """Holds a lock while this lasts.
 
     Args:
@@ -56,7 +41,6 @@ def locked(output: str, name: str, *, wait_s: float = 0.0, what: str = "", times
       name: The name of the lock.
       wait_s: The longest wait for another holder; standard error names it.
       what: What the holder does, for those who wait.
-      times: Its times.
 
     Raises:
       BusyError: Another process holds it.
@@ -66,14 +50,14 @@ def locked(output: str, name: str, *, wait_s: float = 0.0, what: str = "", times
     take = _take_object if output.startswith(GS) else _take_file
     end, waits = time.monotonic() + wait_s, False
     with contextlib.ExitStack() as held:
-        while (other := take(f"{output}/{LOCK}{name}", holder, times, held)) is not None:
+        while (other := take(f"{output}/{LOCK}{name}", holder, held)) is not None:
             busy, left = f"output {output}: another run is processing the same{_shown(other)}", end - time.monotonic()
             if left <= 0:
                 raise BusyError(f"{busy}, and this one waited for {wait_s:g} s" if wait_s else busy)
             if not waits:
                 print(f"waiting: {busy}", file=sys.stderr, flush=True)
                 waits = True
-            time.sleep(min(times.poll_s, left))
+            time.sleep(min(_POLL_SECONDS, left))
         yield
 
 
@@ -83,7 +67,7 @@ def _shown(holder: bytes) -> str:
     return f" ({text[:_SHOWN]})" if text else ""
 
 
-def _take_file(path: str, holder: bytes, _times: LockTimes, held: contextlib.ExitStack) -> bytes | None:
+def _take_file(path: str, holder: bytes, held: contextlib.ExitStack) -> bytes | None:
     """Takes a lock on a disk until `held` ends, or returns what its holder wrote."""
     make_folder(os.path.dirname(path))
     while True:
@@ -105,7 +89,7 @@ def _take_file(path: str, holder: bytes, _times: LockTimes, held: contextlib.Exi
         os.close(file)  # its holder has removed it meanwhile
 
 
-def _take_object(path: str, holder: bytes, times: LockTimes, held: contextlib.ExitStack) -> bytes | None:
+def _take_object(path: str, holder: bytes, held: contextlib.ExitStack) -> bytes | None:
     """Takes a lock on Cloud Storage until `held` ends, or returns what its holder wrote."""
     from google.api_core.exceptions import NotFound
 
@@ -113,13 +97,13 @@ def _take_object(path: str, holder: bytes, times: LockTimes, held: contextlib.Ex
     with server_times(blob.client) as server:
         try:
             blob.reload()
-            is_free, before = server[-1] - blob.updated.timestamp() > times.expires_s, blob.generation
+            is_free, before = server[-1] - blob.updated.timestamp() > _EXPIRES_SECONDS, blob.generation
             other = b"" if is_free else bytes(blob.download_as_bytes())
         except NotFound:
             is_free, before, other = True, 0, b""
     if not (is_free and (generation := _write_object(path, holder, before))):
         return other
-    held.enter_context(_beating(path, holder, generation, times.beat_s))
+    held.enter_context(_beating(path, holder, generation, _BEAT_SECONDS))
     return None
 
 

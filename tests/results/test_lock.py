@@ -1,5 +1,6 @@
 """Locks: one process at a time does what a lock names; a lost lock costs work, never a row."""
 
+import contextlib
 import logging
 import os
 import threading
@@ -7,15 +8,15 @@ import threading
 import pytest
 
 from pipeline.errors import BusyError
-from pipeline.results.lock import LockTimes, locked
+from pipeline.results import lock
+from pipeline.results.lock import locked
 from tests.processes import wait_until
-
-SOON = LockTimes(poll_s=0.1)  # a busy machine may delay a heartbeat, so no lock expires soon
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["local", "gs"])
-def test_one_holds_a_lock_and_others_are_told_who_or_wait(place, request, tmp_path, capsys):
+def test_one_holds_a_lock_and_others_are_told_who_or_wait(place, request, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(lock, "_POLL_SECONDS", 0.1)
     output = f"{tmp_path}/out" if place == "local" else f"gs://{request.getfixturevalue('strict_gcs_bucket').name}/out"
     with locked(output, "a", what="run 0a1b"), locked(output, "b"):  # another command
         with pytest.raises(BusyError, match=rf"run 0a1b, process {os.getpid()} on "), locked(output, "a"):
@@ -23,7 +24,7 @@ def test_one_holds_a_lock_and_others_are_told_who_or_wait(place, request, tmp_pa
         entered = threading.Event()
 
         def wait():
-            with locked(output, "a", wait_s=60.0, times=SOON):
+            with locked(output, "a", wait_s=60.0):
                 entered.set()
 
         waiting = threading.Thread(target=wait)
@@ -36,17 +37,21 @@ def test_one_holds_a_lock_and_others_are_told_who_or_wait(place, request, tmp_pa
         pass
 
 
-def test_on_cloud_storage_a_paused_holder_loses_its_lock_and_harms_nobody_when_it_wakes(strict_gcs_bucket, caplog):
+def test_on_cloud_storage_a_paused_holder_loses_its_lock_and_harms_nobody_when_it_wakes(strict_gcs_bucket, caplog, monkeypatch):
     """It learns that by its next heartbeat; it neither writes over the lock of the new holder, who keeps it, nor deletes it."""
     caplog.set_level(logging.WARNING, "pipeline.results.lock")  # whatever earlier tests of this process set
     output = f"gs://{strict_gcs_bucket.name}/out"
-    paused = LockTimes(beat_s=5.0, expires_s=1.0, poll_s=0.2)
-    second = LockTimes(beat_s=0.2, expires_s=1.0, poll_s=0.2)
-    with locked(output, "a", what="the first", times=paused), locked(output, "a", wait_s=60.0, what="the second", times=second):
+    for name, seconds in {"_BEAT_SECONDS": 5.0, "_EXPIRES_SECONDS": 1.0, "_POLL_SECONDS": 0.2}.items():
+        monkeypatch.setattr(lock, name, seconds)
+    with contextlib.ExitStack() as held:
+        held.enter_context(locked(output, "a", what="the first"))
+        monkeypatch.setattr(lock, "_BEAT_SECONDS", 0.2)
+        held.enter_context(locked(output, "a", wait_s=60.0, what="the second"))
+        monkeypatch.setattr(lock, "_EXPIRES_SECONDS", 300.0)  # a busy machine may delay a heartbeat
         wait_until(lambda: "another process has taken this lock" in caplog.text)
         taken = strict_gcs_bucket.get_blob("out/.lock-a").generation
         wait_until(lambda: strict_gcs_bucket.get_blob("out/.lock-a").generation != taken)
-        with pytest.raises(BusyError, match="the second"), locked(output, "a", times=SOON):
+        with pytest.raises(BusyError, match="the second"), locked(output, "a"):
             pass
     assert strict_gcs_bucket.get_blob("out/.lock-a") is None
 
