@@ -146,8 +146,8 @@ def test_members_of_archives_are_read_and_each_archive_once(tmp_path, monkeypatc
     members = ("x/a.jpg", "y/b.jpg", "c.jpg", "gone.jpg")
     rows = rows_of(tmp_path, *(photo_row(f"{named}#{member}", found(box=(20, 10, 60, 50))) for member in members))
     opened = []
-    read = again.images_of_archive
-    monkeypatch.setattr(again, "images_of_archive", lambda *args: opened.append(args) or read(*args))
+    read = again.images_in
+    monkeypatch.setattr(again, "images_in", lambda *args: opened.append(args) or read(*args))
     assert made(rows, "--crops", tmp_path / "cut", *(["--images", tmp_path] if moved else [])) == 1
     assert files_of(tmp_path / "cut") == ["cat/a-1-0.90.jpg", "cat/b-1-0.90.jpg"]
     assert_alike(pixels_of(tmp_path / "cut/cat/b-1-0.90.jpg"), pixels[10:50, 20:60])
@@ -265,14 +265,14 @@ def many(tmp_path):
 
 def test_few_images_are_in_hand_at_a_time(many, monkeypatch):
     folder, rows = many
-    read, in_hand = again.images_of_archive, []
+    read, in_hand = again.images_in, []
 
     def counted_read(*args):
         for number, image in enumerate(read(*args), 1):
             in_hand.append(number - len(list((folder / "drawn").glob("*.jpg"))))
             yield image
 
-    monkeypatch.setattr(again, "images_of_archive", counted_read)
+    monkeypatch.setattr(again, "images_in", counted_read)
     assert made(rows, "--annotate", folder / "drawn") == 0
     assert len(files_of(folder / "drawn")) == 60
     assert max(in_hand) <= pictures._AHEAD <= 16

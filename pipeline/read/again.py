@@ -10,16 +10,15 @@ from functools import partial
 from models.evaluate.detection_rows import ImageRow, RowsError, unpacked
 from models.image_uris import archive_member, video_frame
 from models.progress import printable
-from pipeline.config.sections import DetectConfig, ReadConfig
+from pipeline.config.sections import ReadConfig
 from pipeline.failures import ImageError
-from pipeline.read.archives import images_of_archive
+from pipeline.read.containers import images_in
 from pipeline.read.fetch import fetch
 from pipeline.read.names import file_of
-from pipeline.read.videos import images_of_video
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from pipeline.storage.web import without_query
 
-_MAX_BYTES = ReadConfig().max_file_bytes
+_READ = ReadConfig()
 _RETRY_SECONDS = 10.0  # a person waits
 
 Read = Callable[[], bytes]
@@ -75,22 +74,21 @@ def _read(uri: str, folder: str) -> bytes:
     if not place:
         raise ImageError("read", "not_found", f"{without_query(uri)} is not in the folder of --images")
     if not video_frame(uri):
-        return fetch(ImageRef(place), _MAX_BYTES, retry_seconds=_RETRY_SECONDS)[0]
-    frame = ImageRef(place + uri.removeprefix(file))
-    return _content(uri, next(images_of_video(frame, 1.0, DetectConfig().max_megapixels, _RETRY_SECONDS), None))
+        return fetch(ImageRef(place), _READ.max_file_bytes, retry_seconds=_RETRY_SECONDS)[0]
+    return _content(uri, next(images_in(ImageRef(place + uri.removeprefix(file)), _READ), None))
 
 
-def _content(uri: str, found: EncodedImage | DeadLetter | None) -> bytes:
-    if found is None:
-        raise ImageError("read", "not_found", f"{uri} is not there")
+def _content(uri: str, found: EncodedImage | DeadLetter | str | None) -> bytes:
+    if isinstance(found, EncodedImage):
+        return found.content
     if isinstance(found, DeadLetter):
         raise ImageError(found.stage, found.reason, found.message)
-    return found.content
+    raise ImageError("read", "not_found", f"{uri} is not there")
 
 
 def _reads_of_archive(archive: str, place: str, members: dict[str, ImageRow]) -> Iterator[tuple[ImageRow, Read]]:
     fault: DeadLetter | None = None  # of all members behind it
-    for found in images_of_archive(ImageRef(place), _MAX_BYTES, _RETRY_SECONDS) if place else ():
+    for found in images_in(ImageRef(place), _READ) if place else ():
         if isinstance(found, str):
             continue
         if row := members.pop(archive + found.ref.uri.removeprefix(place), None):

@@ -28,7 +28,7 @@ from models.image_uris import archive_member, video_frame
 from pipeline.failures import ImageError
 from pipeline.image_formats import HEAD_BYTES, format_by_start
 from pipeline.limits import MEMORY
-from pipeline.read.fetch import RETRY_SECONDS, open_file
+from pipeline.read.fetch import open_file
 from pipeline.read.names import names_image
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from pipeline.storage.store import is_transient_error
@@ -62,15 +62,12 @@ class _Member(NamedTuple):
     fault: str = ""
 
 
-def images_of_archive(
-    archive: ImageRef, max_bytes: int, retry_seconds: float = RETRY_SECONDS
-) -> Iterator[EncodedImage | DeadLetter | str]:
+def images_of_archive(archive: ImageRef, max_bytes: int) -> Iterator[EncodedImage | DeadLetter | str]:
     """The images of one archive, each read when it is asked for.
 
     Args:
       archive: The archive, or one member: `<archive>#<member>`.
       max_bytes: A larger member is refused.
-      retry_seconds: How long transient failures of storage are retried.
 
     Yields:
       For each image its bytes or a dead letter; for each other member its name; one dead letter of the archive for all members
@@ -81,7 +78,7 @@ def images_of_archive(
     is_zip = path.lower().endswith(".zip")
     seen = set[int]()
     try:
-        with open_file(path, retry_seconds) as opened, _damage(path):
+        with open_file(path) as opened, _damage(path):
             for member in _in_zip(opened) if is_zip else _in_tar(opened):
                 if (member.name != wanted) if wanted else _is_hidden(member.name):
                     continue

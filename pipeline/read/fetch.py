@@ -51,13 +51,13 @@ def fetch(
 
 
 @contextlib.contextmanager
-def open_file(uri: str, retry_seconds: float = RETRY_SECONDS, generation: str = "") -> Iterator[BinaryIO]:
+def open_file(uri: str, generation: str = "") -> Iterator[BinaryIO]:
     """Opens a file, or an object of this generation, for reading, without decompression.
 
     Raises:
       ImageError: See `storage_failures`; also while the file is read.
     """
-    with storage_failures(uri), store_of(uri).open(uri, generation, retry_seconds) as file:
+    with storage_failures(uri), store_of(uri).open(uri, generation, RETRY_SECONDS) as file:
         yield file
 
 

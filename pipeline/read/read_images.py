@@ -21,7 +21,6 @@ from pipeline.config import ReadConfig
 from pipeline.read.containers import MAX_MEGAPIXELS, images_in
 from pipeline.read.dead_letter_replay import DeadLetterReplay, are_letters
 from pipeline.read.done_rows import DoneRows
-from pipeline.read.fetch import RETRY_SECONDS
 from pipeline.read.list_images import Piece, folders_of, list_pieces, pieces_of
 from pipeline.read.names import is_container, kind_of
 from pipeline.records import DeadLetter, EncodedImage, Image, ImageRef, identity_hash, name_bytes, name_of
@@ -71,7 +70,6 @@ class ReadImages(beam.PTransform):
       read: How to read containers; `DetectObjects` has such settings of its own, for the images of files.
       exclude: The job's output. This program's own files there, and in results folders below an input, are skipped.
       allowed: Folders below which lists that a glob names may name images, beside the folders of the inputs.
-      retry_seconds: How long an image is retried while storage fails.
       done: The rows that count as done, whose images are skipped; None: none do.
       again: Replays the dead letters in `exclude`, too.
       worker_context: What remote workers must reach before they begin; None: the launcher's process does all.
@@ -84,7 +82,6 @@ class ReadImages(beam.PTransform):
     read: ReadConfig = dataclasses.field(default_factory=ReadConfig)
     exclude: str = ""
     allowed: Sequence[str] = ()
-    retry_seconds: float = RETRY_SECONDS
     done: DoneRows | None = None
     again: DeadLetterReplay | None = None
     worker_context: WorkerContext | None = None
@@ -255,7 +252,7 @@ class _OpenContainers(_Counting):
     def _images_in(self, ref: ImageRef) -> Iterator[Any]:
         source = self._source
         if source.again is None or not are_letters(ref.uri):
-            found = images_in(ref, source.read, source.retry_seconds, source.max_megapixels)
+            found = images_in(ref, source.read, source.max_megapixels)
         else:
             found = source.again.open(ref)
         for image in found:

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import google_crc32c
 
 from pipeline.failures import ImageError
-from pipeline.read.fetch import RETRY_SECONDS, open_file
+from pipeline.read.fetch import open_file
 from pipeline.read.names import record_range
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 
@@ -30,14 +30,13 @@ _LONGEST = 1 << 40  # bytes of a record: a longer one is a lie
 _ENCODED, _NAMES = "image/encoded", ("image/source_id", "image/filename")
 
 
-def images_of_file(shard: ImageRef, max_bytes: int, retry_seconds: float = RETRY_SECONDS) -> Iterator[EncodedImage | DeadLetter]:
+def images_of_file(shard: ImageRef, max_bytes: int) -> Iterator[EncodedImage | DeadLetter]:
     """The images of one TFRecord file, each read when it is asked for.
 
     Args:
       shard: The file. `<file>@<start>-<end>` names the records that begin in this range of its bytes, `<file>@<start>-` the rest:
         so do dead letters, which can therefore be given as input again.
       max_bytes: A larger record is refused.
-      retry_seconds: How long transient failures of storage are retried.
 
     Yields:
       For each record its image or a dead letter; one dead letter for all records that can no longer be told apart.
@@ -45,7 +44,7 @@ def images_of_file(shard: ImageRef, max_bytes: int, retry_seconds: float = RETRY
     """
     path, start, end = record_range(shard.uri) or (shard.uri, 0, None)
     try:
-        with open_file(path, retry_seconds) as opened, _as_written(opened) as file:
+        with open_file(path) as opened, _as_written(opened) as file:
             file.seek(start)
             try:
                 while end is None or start < end:

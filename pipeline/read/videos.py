@@ -32,16 +32,13 @@ _EARLY_END_S = 0.5  # headers give the duration about so exactly
 _MOST_PIXELS = 2**31 - 1
 
 
-def images_of_video(
-    video: ImageRef, fps: float, max_megapixels: float, retry_seconds: float = RETRY_SECONDS
-) -> Iterator[EncodedImage | DeadLetter]:
+def images_of_video(video: ImageRef, fps: float, max_megapixels: float) -> Iterator[EncodedImage | DeadLetter]:
     """The frames of one video, each decoded when it is asked for.
 
     Args:
       video: The file. `<file>#t=<seconds>` names one frame: the first one at or after this time.
       fps: Frames a second: of each multiple of 1/fps the first frame at or after it, to the millisecond.
       max_megapixels: Videos with larger frames are refused before one is decoded.
-      retry_seconds: How long transient failures of storage are retried.
 
     Yields:
       For each frame a JPEG, upright; one dead letter of the video for all frames behind damage. A frame's URI is
@@ -51,9 +48,9 @@ def images_of_video(
     failed = video
     try:
         with storage_failures(path):
-            generation = retried(store_of(path).look_up, retry_seconds)(path).generation
+            generation = retried(store_of(path).look_up, RETRY_SECONDS)(path).generation
         failed = replace(video, generation=generation)
-        with open_file(path, retry_seconds, generation) as file, _opened(file, path, max_megapixels * 1e6) as container:
+        with open_file(path, generation) as file, _opened(file, path, max_megapixels * 1e6) as container:
             asked = time.monotonic()
             for ms, frame in _selected(container, path, fps, wanted_ms):
                 content = _as_jpeg(frame)

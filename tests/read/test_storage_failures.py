@@ -21,6 +21,7 @@ from pipeline.errors import StorageAwayError
 from pipeline.failures import ImageError
 from pipeline.feed.read_image import CircuitBreaker
 from pipeline.launch.finalize import failed
+from pipeline.read import fetch as fetching
 from pipeline.read.fetch import StorageUnavailableError, fetch, storage_failures
 from pipeline.read.read_images import ReadImages
 from pipeline.records import ImageRef
@@ -171,12 +172,13 @@ def test_each_failure_is_known_as_what_it_is(err, passing, reason):
     assert str(caught.value).startswith("gs://b/a.jpg ") and "\n" not in str(caught.value)
 
 
-def test_without_storage_each_image_there_is_a_dead_letter_and_the_others_are_read(dead_storage, tmp_path):
+def test_without_storage_each_image_there_is_a_dead_letter_and_the_others_are_read(dead_storage, tmp_path, monkeypatch):
     """Objects and TFRecord files of a storage that is gone, between local files."""
+    monkeypatch.setattr(fetching, "RETRY_SECONDS", 0.2)
     (tmp_path / "here.jpg").write_text("here")
     lines = ["gs://b/1.jpg", str(tmp_path / "here.jpg"), "gs://b/2.jpg", "gs://b/3.tfrecord"]
     (tmp_path / "list.txt").write_text("\n".join(lines))
-    got = run(lambda pipeline: images_read(pipeline, ReadImages([f"{tmp_path}/list.txt"], retry_seconds=0.2), retry_seconds=0.2))
+    got = run(lambda pipeline: images_read(pipeline, ReadImages([f"{tmp_path}/list.txt"]), retry_seconds=0.2))
     assert [image.content for image in got["images"]] == [b"here"]
     dead = sorted((letter.ref.uri, letter.stage, letter.reason) for letter in got["dead"])
     assert dead == [(uri, "read", "storage_unavailable") for uri in sorted(lines) if uri.startswith("gs://")]

@@ -57,7 +57,7 @@ def add_sound(video, stream, seconds):
 
 
 def read(path, fps=1.0, max_megapixels=1.0):
-    return list(images_of_video(ImageRef(str(path)), fps, max_megapixels, 0.0))
+    return list(images_of_video(ImageRef(str(path)), fps, max_megapixels))
 
 
 def pixels(image):
