@@ -1,6 +1,6 @@
 """`detect-objects load`, `python -m pipeline.load_bigquery`: loads the rows of a results folder into BigQuery.
 
-    detect-objects load --output gs://bucket/detections --table project.dataset.detections [--since 2026-11-20]
+    detect-objects load --output gs://bucket/detections --table project.dataset.detections [--since yesterday]
 
 It creates the tables, partitioned by day of `made_at` and clustered by `model`. Run it again, by cron for a stream: it adds the
 rows that the tables lack (see `results.bigquery_loader`).
@@ -11,7 +11,6 @@ Exit code 0: done, or nothing to do; 1: failed, or BigQuery refused files; 2: a 
 from __future__ import annotations
 
 import argparse
-import datetime
 import os
 import sys
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from google.auth.credentials import AnonymousCredentials
 from google.auth.exceptions import GoogleAuthError
 from google.cloud import bigquery
 
+from pipeline.config.dates import days_flag
 from pipeline.errors import CommandParser, ConfigError, run_command
 from pipeline.results.bigquery_loader import load
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, results_folder, time_in_name
@@ -36,8 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _load(flags: argparse.Namespace) -> int:
     output, tables = results_folder(flags.output), _tables(flags)
+    since = time_in_name(days_flag("--since", flags.since)[0]) if flags.since else ""
     try:
-        done = load(output, tables, _client(tables[DETECTIONS]), _since(flags.since) if flags.since else "")
+        done = load(output, tables, _client(tables[DETECTIONS]), since)
     except GoogleAuthError as err:
         text = " ".join(str(err).split())[:500]
         raise ConfigError(f"no credentials for BigQuery: {text}; run gcloud auth application-default login") from err
@@ -56,7 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--table", required=True, metavar="PROJECT.DATASET.TABLE", help="of detections; created if it is missing")
     text = "of dead letters (default: that of detections, with _dead_letters at its end)"
     add("--dead-letters-table", default="", metavar="PROJECT.DATASET.TABLE", help=text)
-    text = "only files that were written then, UTC, or later: a day or a time in ISO 8601 (default: all files)"
+    text = "only files that were written from this day on (UTC): 2026-11-20, or yesterday (default: all files)"
     add("--since", default="", metavar="DAY", help=text)
     return parser
 
@@ -67,15 +68,6 @@ def _tables(flags: argparse.Namespace) -> dict[str, str]:
         if name.count(".") != 2 or "/" in name or "`" in name or not all(name.split(".")):
             raise ConfigError(f"--table: expected project.dataset.table, got {name!r}")
     return tables
-
-
-def _since(given: str) -> str:
-    """A moment as names of shards have it."""
-    try:
-        moment = datetime.datetime.fromisoformat(given)
-    except ValueError as err:
-        raise ConfigError(f"--since: expected a day as 2026-11-20, or a time in ISO 8601, got {given!r}") from err
-    return time_in_name((moment if moment.tzinfo else moment.replace(tzinfo=datetime.timezone.utc)).timestamp())
 
 
 def _client(table: str) -> bigquery.Client:
