@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from pipeline.secrets import public_address
 
-INLINE = "inline:"  # begins the URI of an image that came with its message
+INLINE = "inline:"  # begins the URI of an image that came with its message, and cannot be read again
 
 
 class ImageRef(msgspec.Struct, frozen=True, gc=False):
@@ -58,11 +58,6 @@ class ImageRef(msgspec.Struct, frozen=True, gc=False):
     def location(self) -> str:
         """What to read."""
         return self.signed_uri or self.uri
-
-    @property
-    def is_inline(self) -> bool:
-        """Whether the image came with its message, so that it cannot be read again."""
-        return self.uri.startswith(INLINE)
 
     @property
     def identity(self) -> str:

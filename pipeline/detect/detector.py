@@ -31,7 +31,7 @@ from pipeline.feed.read_image import GIVE_UP_SECONDS
 from pipeline.feed.work import Limits
 from pipeline.limits import MEMORY, available_cpus
 from pipeline.read.fetch import RETRY_SECONDS
-from pipeline.records import DeadLetter, DetectedImage, Detections, EncodedImage, Image, Timing, ref_of
+from pipeline.records import INLINE, DeadLetter, DetectedImage, Detections, EncodedImage, Image, Timing, ref_of
 from pipeline.stats.canary import CanaryStats
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
@@ -313,4 +313,4 @@ def _chunk_size(model: LoadedModel) -> int:
 
 def _payload(image: Image) -> bytes:
     """The image's bytes for its dead letter, if they came in a message and cannot be read again."""
-    return image.content if isinstance(image, EncodedImage) and image.ref.is_inline else b""
+    return image.content if isinstance(image, EncodedImage) and image.ref.uri.startswith(INLINE) else b""

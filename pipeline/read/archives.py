@@ -47,19 +47,12 @@ _UNPACK = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ\0", lzma.op
 
 
 class _Member(NamedTuple):
-    """A file in an archive.
-
-    Attributes:
-      name: Its name there.
-      size: Its size in bytes, as the archive gives it.
-      open: Opens it.
-      fault: Why it has no readable content.
-    """
+    """A file in an archive."""
 
     name: str
-    size: int
+    size: int  # in bytes, as the archive gives it
     open: Callable[[], AbstractContextManager[Any]]
-    fault: str = ""
+    fault: str = ""  # why it has no readable content
 
 
 def images_of_archive(archive: ImageRef, max_bytes: int) -> Iterator[EncodedImage | DeadLetter | str]:

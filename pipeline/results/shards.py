@@ -1,12 +1,8 @@
 """Shards: self-describing Parquet files of rows, each with a name that no other file ever has, and their views for people.
 
-    detections/20261121T020000Z-<run>-<uuid>.parquet      rows of detected images
-    detections/20261121T020000Z-<run>-<uuid>.jsonl        the same rows for people; never read back
-    dead_letters/20261121T020000Z-<run>-<uuid>.parquet    rows of images and messages that failed
-
-A shard is written under another name, synced and renamed once; on Cloud Storage it is written with `ifGenerationMatch=0`. It is
-never overwritten. Its view is there before it. Only compaction deletes shards; the metadata of a merged shard names its sources,
-so a reader that sees both skips the sources.
+A shard (see `layout` for its name) is written under another name, synced and renamed once; on Cloud Storage it is written with
+`ifGenerationMatch=0`. It is never overwritten. Its view, JSON Lines that no program reads back, is there before it. Only
+compaction deletes shards; the metadata of a merged shard names its sources, so a reader that sees both skips the sources.
 
 Of rows with the same key the newest counts, a detection before any dead letter.
 """
@@ -247,17 +243,15 @@ def write_shard(output: str, kind: str, table: pa.Table, run: str, view: bool = 
       Its path.
     """
     name, staging = f"{output}/{kind}/{_new_name(run)}", f"{output}/{STAGING}{run}"
-    if view:
-        write_file(f"{name}.jsonl", _view(table, kind), staging)
-    write_file(f"{name}.parquet", parquet_bytes(table), staging, replace=False)
+    for ending, content in _contents(table, kind, view).items():
+        write_file(f"{name}.{ending}", content, staging, replace=False)
     return f"{name}.parquet"
 
 
 def stage_shard(output: str, kind: str, table: pa.Table, run: str, view: bool = False) -> dict[str, str]:
     """Writes a shard for runners that may run a bundle again: its staged files and their final names, the view first."""
     name, staging = _new_name(run), f"{output}/{STAGING}{run}"
-    contents = {"jsonl": _view(table, kind)} if view else {}
-    contents["parquet"] = parquet_bytes(table)
+    contents = _contents(table, kind, view)
     for ending, content in contents.items():
         with create(f"{staging}/{name}.{ending}") as file:
             file.write(content)
@@ -276,9 +270,10 @@ def publish_shard(staged: Mapping[str, str]) -> None:
             sync(folders_of([final]))  # the process that renamed it may have died before it did so
 
 
-def _view(table: pa.Table, kind: str) -> bytes:
-    """The rows for people, a line each."""
-    return b"".join(map(line_bytes, json_rows(table, kind)))
+def _contents(table: pa.Table, kind: str, view: bool) -> dict[str, bytes]:
+    """The files of a shard by their endings, the view first."""
+    contents = {"jsonl": b"".join(map(line_bytes, json_rows(table, kind)))} if view else {}
+    return contents | {"parquet": parquet_bytes(table)}
 
 
 def parquet_bytes(table: pa.Table) -> bytes:

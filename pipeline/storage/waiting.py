@@ -13,11 +13,8 @@ _SECONDS = 3.0
 @contextlib.contextmanager
 def waiting_for(what: str) -> Iterator[None]:
     """Prints one line on standard error if this takes longer than a few seconds; `what` names the service."""
-
-    def print_notice() -> None:
-        print(f"waiting for {what}, which has not answered for {_SECONDS:g} s", file=sys.stderr, flush=True)
-
-    timer = threading.Timer(_SECONDS, print_notice)
+    notice = f"waiting for {what}, which has not answered for {_SECONDS:g} s"
+    timer = threading.Timer(_SECONDS, print, [notice], {"file": sys.stderr, "flush": True})
     timer.daemon = True
     timer.start()
     try:

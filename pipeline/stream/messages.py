@@ -152,16 +152,12 @@ def _bad_request(expected: str, got: Any) -> ImageError:
 
 
 class _Content(NamedTuple):
-    """The content of a message, unchecked: a list with one entry for each image, or another JSON value; fields of all images.
+    """The content of a message, unchecked."""
 
-    Attributes:
-      size_bytes: The size of the one object that a notification names; 0 if unknown.
-    """
-
-    images: Any
+    images: Any  # a list with one entry for each image, or another JSON value
     request_id: str = ""
-    shared: Mapping[str, Any] = {}
-    size_bytes: int = 0
+    shared: Mapping[str, Any] = {}  # fields of all images
+    size_bytes: int = 0  # of the one object that a notification names; 0 if unknown
 
 
 def _is_notification(message: Message) -> bool:

@@ -101,16 +101,11 @@ def answer_message(request_id: str, outcomes: Sequence[Outcome], *, on_time: boo
     return Message(data, _fit(attributes))
 
 
-def utc(seconds: float) -> str:
-    """RFC 3339, UTC, milliseconds."""
-    moment = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def _ref_attributes(ref: ImageRef, now: float) -> dict[str, str]:
     attributes = {"image_uri": ref.uri, "generation": ref.generation, "request_id": ref.request_id}
     if ref.event_time:
-        attributes["event_time"] = utc(ref.event_time)
+        moment = datetime.datetime.fromtimestamp(ref.event_time, datetime.timezone.utc)
+        attributes["event_time"] = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
         attributes["latency_ms"] = f"{max(0.0, now - ref.event_time) * 1e3:.1f}"
     return {name: value for name, value in attributes.items() if value}
 

@@ -80,10 +80,6 @@ class _Polls(RestrictionProvider):
 class _Pull(StreamStep):
     """One poll: take what waits, yield it, end its hold when the bundle is final, come again."""
 
-    def setup(self) -> None:
-        super().setup()
-        self._subscriber = self._shared.subscriber
-
     def start_bundle(self) -> None:
         self._is_first = True
         self._ends: Callable[[], None] | None = None
@@ -94,7 +90,7 @@ class _Pull(StreamStep):
 
     def teardown(self) -> None:
         if not self._run.in_process:  # a bundle failed, or the job ended; in one process the run is closed then
-            self._subscriber.release_all()
+            self._shared.subscriber.release_all()
 
     @beam.DoFn.unbounded_per_element()
     def process(
@@ -108,7 +104,7 @@ class _Pull(StreamStep):
             return
         if self._is_first:
             self._is_first = False
-            messages = self._subscriber.pull(_IDLE_SECONDS)
+            messages = self._shared.subscriber.pull(_IDLE_SECONDS)
             finalizer.register(self._finalizing(poller, poll, [message.message_id for message in messages]))
             yield from messages
         else:  # another poller is in this bundle; this one steps back, to have bundles of its own beside it
@@ -121,8 +117,8 @@ class _Pull(StreamStep):
     def _finalizing(self, poller: int, poll: int, ids: list[str]) -> Callable[[], None]:
         """What to do with these messages when the bundle is final."""
         if not self._run.finalizes_early:
-            return functools.partial(self._subscriber.end_hold, ids)
-        polls = self._shared.delayed_acks_of(poller)
+            return functools.partial(self._shared.subscriber.end_hold, ids)
+        polls = self._shared.delayed_acks[poller]
         this = polls.begin(poll, ids)
         self._ends = functools.partial(polls.end, this)
         return functools.partial(polls.finalize, this)

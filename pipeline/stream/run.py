@@ -21,6 +21,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 
 import apache_beam as beam
@@ -78,6 +79,7 @@ class StreamRun:
       settings: Its settings.
       threads: Its threads, its stop event, and the failure that ends it.
       subscriber: Has its messages; pulling begins with the first step that pulls.
+      delayed_acks: The polls of each poller, on a runner that finalizes early.
       recent: The deduplication cache, if all steps are in one process.
       answers: Its open requests.
       archive: Writes its rows; None if another step does, or no files are wanted.
@@ -90,9 +92,9 @@ class StreamRun:
         PROCESS.samples = max(PROCESS.samples, settings.config.write.samples, REPORT_SAMPLES)
         self.archive: Archive | None = None
         self._failed: dict[str, bool] = {}
-        self._delayed_acks: dict[int, DelayedAcks] = {}
         subscription = settings.config.input[0] if settings.config.input else ""
         self.subscriber = Subscriber(subscription, PULL_IMAGES, PULL_BYTES, self.threads)
+        self.delayed_acks = defaultdict[int, DelayedAcks](lambda: DelayedAcks(self.subscriber))
         self.answers = Answers(stream.answer_topic, stream.answer_deadline_s, self.subscriber)
         self.recent = DedupCache(stream.deduplicate_s, self.answers.done)
         if stream.answer_topic:
@@ -100,10 +102,6 @@ class StreamRun:
         if settings.results and settings.in_process:
             self.archive = Archive(settings.writer, settings.config.write.window_s, self.threads, self.subscriber)
             self.threads.start("archiving", self.archive.keep_writing)
-
-    def delayed_acks_of(self, poller: int) -> DelayedAcks:
-        """The polls of a poller, on a runner that finalizes early."""
-        return self._delayed_acks.setdefault(poller, DelayedAcks(self.subscriber))
 
     def end(self, result: DetectedImage | DeadLetter, row: bytes) -> None:
         """Notes what became of an image, and the row that answers all messages that asked for it."""
