@@ -115,13 +115,19 @@ def fit_image(
     return fitted
 
 
-def iou_matrix(a_xyxy: Floats, b_xyxy: Floats) -> Floats:
-    """IoU of each of `(N, 4)` boxes with each of `(M, 4)`: `(N, M)`, 0 if both are empty."""
+def iou_matrix(a_xyxy: Floats, b_xyxy: Floats, b_crowd: npt.NDArray[np.bool_] | None = None) -> Floats:
+    """IoU of each of `(N, 4)` boxes with each of `(M, 4)`: `(N, M)`, 0 if both are empty.
+
+    With a box that `b_crowd`, `(M,)`, marks as a crowd, it is the share of the other box inside it, as in COCO.
+    """
     low = np.maximum(a_xyxy[:, None, :2], b_xyxy[None, :, :2])
     high = np.minimum(a_xyxy[:, None, 2:], b_xyxy[None, :, 2:])
     intersection = np.prod(np.clip(high - low, 0, None), axis=-1)
-    union = _area(a_xyxy)[:, None] + _area(b_xyxy)[None, :] - intersection
-    return np.asarray(np.divide(intersection, union, out=np.zeros_like(intersection), where=union > 0))
+    a_area, b_area = (np.prod(each[:, 2:] - each[:, :2], axis=-1) for each in (a_xyxy, b_xyxy))
+    whole = a_area[:, None] + b_area - intersection
+    if b_crowd is not None:
+        whole = np.where(b_crowd, a_area[:, None], whole)
+    return np.asarray(np.divide(intersection, whole, out=np.zeros_like(intersection), where=whole > 0))
 
 
 def greedy_pairs(iou: Floats, least: float, free_rows: set[int], free_columns: set[int]) -> list[tuple[int, int]]:
@@ -164,7 +170,3 @@ def nms(boxes_xyxy: Floats, scores: Floats, class_ids: Ints, iou_threshold: floa
         overlaps = iou_matrix(boxes_xyxy[best : best + 1], boxes_xyxy[rest])[0] > iou_threshold
         order = rest[~(overlaps & (class_ids[rest] == class_ids[best]))]
     return np.array(kept, dtype=np.intp)
-
-
-def _area(boxes_xyxy: Floats) -> Floats:
-    return np.asarray(np.prod(np.clip(boxes_xyxy[:, 2:] - boxes_xyxy[:, :2], 0, None), axis=-1))

@@ -12,6 +12,7 @@ import functools
 import numpy as np
 import numpy.typing as npt
 
+from models.geometry import iou_matrix
 from models.progress import shown
 
 IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)
@@ -156,7 +157,7 @@ def match_boxes(detections: Boxes, objects: Boxes, n_classes: int, n_images: int
 
 def _match_group(detections: Boxes, objects: Boxes, counts: Bools, hit: Bools, ignored: Bools) -> None:
     """Fills `hit` and `ignored`, `(areas, IoU thresholds, D)`, of one class in one image."""
-    iou = iou_with_crowds(detections, objects)
+    iou = iou_matrix(detections.xyxy, objects.xyxy, objects.crowd)
     free = np.ones((len(AREAS), len(IOU_THRESHOLDS), len(objects)), bool)
     bonus = np.where(counts, 2.0, 0.0)[:, None, :]  # an object that counts comes before one that does not
     thresholds = np.minimum(IOU_THRESHOLDS, 1 - 1e-10)[:, None]
@@ -170,17 +171,6 @@ def _match_group(detections: Boxes, objects: Boxes, counts: Bools, hit: Bools, i
         ignored[:, :, d] = np.where(found, of_no_count, ignored[:, :, d])
         taken = found & ~objects.crowd[best[..., 0]]  # a crowd may be found several times
         np.put_along_axis(free, best, np.take_along_axis(free, best, -1) & ~taken[..., None], -1)
-
-
-def iou_with_crowds(detections: Boxes, objects: Boxes) -> Floats:
-    """IoU `(D, G)`; with a crowd, the share of the detection inside it."""
-    low = np.maximum(detections.xyxy[:, None, :2], objects.xyxy[:, :2])
-    high = np.minimum(detections.xyxy[:, None, 2:], objects.xyxy[:, 2:])
-    width, height = np.clip(high - low, 0, None).transpose(2, 0, 1)
-    inside = width * height
-    ours, theirs = (np.prod(each.xyxy[:, 2:] - each.xyxy[:, :2], axis=1) for each in (detections, objects))
-    whole = np.where(objects.crowd, ours[:, None], ours[:, None] + theirs - inside)
-    return np.asarray(np.divide(inside, whole, out=np.zeros_like(inside), where=whole > 0))
 
 
 def _needed(objects: Floats) -> Floats:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from models.evaluate.average_precision import Measurement
-from models.evaluate.coco_matching import Boxes, Floats, Ints, Matches, best_labels, iou_with_crowds
+from models.evaluate.coco_matching import Boxes, Floats, Ints, Matches, best_labels
 from models.geometry import greedy_pairs, iou_matrix
 from models.progress import shown
 
@@ -115,7 +115,7 @@ def find_mistakes(measured: Measurement, threshold: float) -> Mistakes:
     ends = [np.searchsorted(each.images, np.arange(matches.n_images + 1)) for each in (above, objects, crowds)]
     for image in shown(range(matches.n_images), "errors", "images"):
         d, g, c = (np.arange(end[image], end[image + 1]) for end in ends)
-        inside = iou_with_crowds(above[d], crowds[c]) >= IOU_THRESHOLD
+        inside = iou_matrix(above.xyxy[d], crowds.xyxy[c], crowds.crowd[c]) >= IOU_THRESHOLD
         d = d[~(inside & (above.classes[d][:, None] == crowds.classes[c])).any(axis=1)]
         for truth, found, one in _of_image(image, above, objects, d, g):
             confusion[truth, found] += 1
