@@ -126,14 +126,14 @@ def find_mistakes(measured: Measurement, threshold: float) -> Mistakes:
 def _of_image(image: int, detections: Boxes, objects: Boxes, d: Ints, g: Ints) -> Iterator[tuple[int, int, Mistake | None]]:
     """(Class of the object, class of the detection, mistake) of each pair and of each box that is left; class -1 is none."""
     iou = iou_matrix(detections.xyxy[d], objects.xyxy[g])
-    same = detections.classes[d][:, None] == objects.classes[g]
+    iou_of_class = np.where(detections.classes[d][:, None] == objects.classes[g], iou, 0)
     ours, theirs, scores = detections.classes[d].tolist(), objects.classes[g].tolist(), detections.scores[d].tolist()
     rest_d, rest_g = set(range(len(d))), set(range(len(g)))
-    for allowed in (same, ~same):
-        for i, j in greedy_pairs(np.where(allowed, iou, 0), IOU_THRESHOLD, rest_d, rest_g):
-            wrong = Mistake("wrong class", image, int(d[i]), int(g[j]), scores[i], float(iou[i, j]))
-            yield theirs[j], ours[i], None if allowed is same else wrong
-    for i, j in greedy_pairs(np.where(same, iou, 0), _SOME_OVERLAP, rest_d, rest_g):
+    for i, j in greedy_pairs(iou_of_class, IOU_THRESHOLD, rest_d, rest_g):
+        yield theirs[j], ours[i], None
+    for i, j in greedy_pairs(iou, IOU_THRESHOLD, rest_d, rest_g):
+        yield theirs[j], ours[i], Mistake("wrong class", image, int(d[i]), int(g[j]), scores[i], float(iou[i, j]))
+    for i, j in greedy_pairs(iou_of_class, _SOME_OVERLAP, rest_d, rest_g):
         yield theirs[j], -1, Mistake("poorly placed", image, int(d[i]), int(g[j]), scores[i], float(iou[i, j]))
         yield -1, ours[i], None
     for i in rest_d:
