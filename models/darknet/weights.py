@@ -47,12 +47,8 @@ def read_weights(path: str, network: Network) -> list[ConvolutionWeights]:
     """
     header_bytes = _check_file(path, network.value_count)
     values = np.fromfile(path, "<f4", offset=header_bytes)
-    weights, start = [], 0
-    for layer in network.convolutions:
-        end = start + layer.value_count
-        weights.append(_fold(layer, values[start:end]))
-        start = end
-    return weights
+    parts = np.split(values, np.cumsum([layer.value_count for layer in network.convolutions]))
+    return [_fold(layer, part) for layer, part in zip(network.convolutions, parts, strict=False)]  # the last part is empty
 
 
 def _check_file(path: str, value_count: int) -> int:
