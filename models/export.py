@@ -27,6 +27,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from models.manifest import write_manifest
@@ -91,11 +92,13 @@ def written_whole(output_dir: str) -> Iterator[str]:
       OSError: `output_dir` exists, or cannot be created.
     """
     check_output_dir(output_dir)
-    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=_existing_ancestor(output_dir)) as scratch:
+    parents = Path(os.path.abspath(output_dir)).parents
+    nearest = next(folder for folder in parents if os.path.lexists(folder))
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=nearest) as scratch:
         unfinished = os.path.join(scratch, "1")
         yield unfinished
         write_manifest(unfinished)
-        os.makedirs(os.path.dirname(os.path.abspath(output_dir)), exist_ok=True)
+        os.makedirs(parents[0], exist_ok=True)
         os.rename(unfinished, output_dir)
 
 
@@ -105,12 +108,6 @@ def check_output_dir(output_dir: str) -> None:
         raise OSError(f"{output_dir}: expected a local directory; copy the finished directory to where it is served from")
     if os.path.lexists(output_dir):
         raise FileExistsError(f"{output_dir} exists already; remove it, or choose the next version number")
-
-
-def _existing_ancestor(path: str) -> str:
-    """The nearest folder above `path` that exists."""
-    parent = os.path.dirname(os.path.abspath(path))
-    return parent if os.path.lexists(parent) else _existing_ancestor(parent)
 
 
 def _detector_module(predict: Predict, metadata: DetectorMetadata, variables: Sequence[tf.Variable]) -> tf.Module:
