@@ -6,7 +6,6 @@ Foreign models have no such file; a job's config describes them by the same reco
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -113,10 +112,9 @@ def what_is_wrong(err: ValueError) -> str:
 
 def write_metadata(saved_model_dir: str, metadata: DetectorMetadata) -> None:
     """Writes `metadata` into a SavedModel's local directory."""
-    path = os.path.join(saved_model_dir, METADATA_PATH)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(metadata_to_json(metadata))
+    path = Path(saved_model_dir, METADATA_PATH)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(metadata_to_json(metadata), encoding="utf-8")
 
 
 def read_metadata(saved_model_dir: str) -> DetectorMetadata | None:
@@ -125,9 +123,9 @@ def read_metadata(saved_model_dir: str) -> DetectorMetadata | None:
     Raises:
       ValueError: The file cannot be understood; the message names it and the fault.
     """
-    path = os.path.join(saved_model_dir, METADATA_PATH)
+    path = Path(saved_model_dir, METADATA_PATH)
     try:
-        return metadata_from_json(Path(path).read_text(encoding="utf-8"))
+        return metadata_from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except ValueError as err:
