@@ -6,13 +6,13 @@ import os
 import sys
 
 
-def command_of(module: str, *arguments: str) -> list[str]:
-    """The command line that calls `main()` of a module, which finds the arguments in `sys.argv`.
+def command_of(module: str) -> list[str]:
+    """The command line that calls `main()` of a module.
 
     Packages come from this process's path (`environment`), not from the current folder, which may have a `models` of its own.
     """
     code = f"import sys; sys.path = [part for part in sys.path if part]; from {module} import main; sys.exit(main())"
-    return [sys.executable, "-c", code, *arguments]
+    return [sys.executable, "-c", code]
 
 
 def environment() -> dict[str, str]:
