@@ -6,6 +6,7 @@ more than the groups above it.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import math
 import os
@@ -73,10 +74,8 @@ def _values(name: str, groups: Path, own: Path) -> Iterator[str]:
     path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
     for folder in (groups / path, *(groups / path).parents):
         if folder.is_relative_to(groups):
-            try:
+            with contextlib.suppress(OSError):  # the group lies outside of the container's view, or lacks this controller
                 yield (folder / name).read_text().strip()
-            except OSError:  # the group lies outside of the container's view, or lacks this controller
-                continue
 
 
 def resident_bytes(process: int | str = "self") -> int:
