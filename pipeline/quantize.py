@@ -59,7 +59,7 @@ _JUDGING = DetectConfig(engine="openvino", score_threshold=0.01, min_agreement=0
 _MAX_PIXELS = _JUDGING.max_megapixels * 1e6
 _SURE = 0.25  # confidence from which detections have to agree: the default of a job
 
-Rows = dict[str, dict[str, Any]]
+Rows = list[dict[str, Any]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -223,25 +223,24 @@ def head_of(model: Any) -> list[str]:
 
 
 def _rows(model: ModelConfig, detect: DetectConfig, photos: Sequence[ImageRef]) -> Rows:
-    """What a model finds in photos, by their URI."""
-    rows = {}
+    """What a model finds in photos, in their order."""
+    rows = []
     with contextlib.closing(load_detector(model, detect)) as detector:
         for first in shown(range(0, len(photos), _TOGETHER), f"judging {detect.precision}", f"times {_TOGETHER} photos"):
             for found in detector.detect(photos[first : first + _TOGETHER]):
                 if isinstance(found, DeadLetter):
                     raise ModelError(f"{found.ref.uri}: {found.message}")
-                rows[found.ref.uri] = detection_row(found)
+                rows.append(detection_row(found))
     return rows
 
 
-def _compared(of_float: Rows, of_int8: Rows, flags: argparse.Namespace) -> dict[str, Any]:
+def _compared(before: Rows, after: Rows, flags: argparse.Namespace) -> dict[str, Any]:
     """Figures of both precisions on the same photos.
 
     Raises:
       _RefusedError: int8 is not good enough.
       InputError: There is nothing to find.
     """
-    before, after = list(of_float.values()), [of_int8[uri] for uri in of_float]
     figures = {"agreement": compare(_sure(after), _sure(before), match="path")["agreement"]}
     if figures["agreement"] is None:
         raise InputError(
@@ -263,11 +262,11 @@ def _compared(of_float: Rows, of_int8: Rows, flags: argparse.Namespace) -> dict[
     return figures
 
 
-def _sure(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _sure(rows: Rows) -> Rows:
     return [{**row, "detections": [one for one in row["detections"] if one["confidence"] >= _SURE]} for row in rows]
 
 
-def _ap50(rows: Sequence[dict[str, Any]], ground_truth: str) -> float:
+def _ap50(rows: Rows, ground_truth: str) -> float:
     """AP50 in points, on the judged photos alone; NaN if no object is labelled in them."""
     measured = measure(rows, ground_truth)
     judged = np.array([float(image in measured.pairing.rows) for image in range(measured.matches.n_images)])
