@@ -139,17 +139,13 @@ def _or_none(value: float) -> float | None:
 
 def _detections(pairing: Pairing) -> Boxes:
     """The detections whose class has a category."""
-    columns = [
-        (image, pairing.classes[named], row.boxes_xyxy[n], float(row.scores[n]))
-        for image, row in pairing.rows.items()
-        for n, named in enumerate(zip(row.class_names, row.class_ids, strict=True))
-        if named in pairing.classes
-    ]
-    images, classes, boxes, scores = zip(*columns, strict=True) if columns else ((), (), (), ())
-    xyxy = np.array(boxes, np.float64).reshape(-1, 4)
-    areas = np.prod(xyxy[:, 2:] - xyxy[:, :2], axis=1)
-    crowd = np.zeros(len(images), bool)
-    return Boxes(np.array(images, np.int64), np.array(classes, np.int64), xyxy, np.array(scores, np.float64), areas, crowd)
+    rows = pairing.rows.values()
+    named = [each for row in rows for each in zip(row.class_names, row.class_ids, strict=True)]
+    images = np.repeat(list(pairing.rows), [len(row.scores) for row in rows])
+    classes = np.array([pairing.classes.get(each, -1) for each in named], np.int64)
+    xyxy, scores = np.concatenate([row.boxes_xyxy for row in rows]), np.concatenate([row.scores for row in rows])
+    areas, crowd = np.prod(xyxy[:, 2:] - xyxy[:, :2], axis=1), np.zeros(len(xyxy), bool)
+    return Boxes(images, classes, xyxy, scores, areas, crowd)[classes >= 0]
 
 
 def mean_figures(matches: Matches, weights: Floats | None = None) -> Floats:
