@@ -16,7 +16,7 @@ import numpy as np
 from models.evaluate.agreement import Match
 from models.evaluate.coco_matching import AREAS, Boxes, Floats, Matches, best_labels, match_boxes
 from models.evaluate.detection_rows import Source, read_rows
-from models.evaluate.ground_truth import Labels, TruthSource, read_truth
+from models.evaluate.ground_truth import TruthSource, read_truth
 from models.evaluate.pairing import Pairing, pair
 from models.progress import shown
 
@@ -52,11 +52,6 @@ class Measurement:
     pairing: Pairing
     matches: Matches
     labels_left_out: int
-
-    @property
-    def labels(self) -> Labels:
-        """The ground truth, in pixels."""
-        return self.pairing.labels
 
 
 def measure(detections: Source, ground_truth: TruthSource, *, match: Match = "name", multi_label: bool = False) -> Measurement:
@@ -104,7 +99,7 @@ def evaluate(
 
 def figures_of(measured: Measurement, draws: Floats | None = None) -> dict[str, Any]:
     """The result of `evaluate`, with intervals from `draws`, `(resamples, 4)`."""
-    matches, pairing, names = measured.matches, measured.pairing, measured.labels.class_names
+    matches, pairing, names = measured.matches, measured.pairing, measured.pairing.labels.class_names
     precision, recall = matches.curves()
     values = {"AP": precision, "AP50": precision[0], "AP75": precision[5], "AR_100": recall}
     values |= {f"AR_{most}": matches.curves(most=most)[1] for most in (1, 10)}

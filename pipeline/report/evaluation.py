@@ -134,7 +134,7 @@ def _confusion(measured: Measurement, mistakes: Mistakes) -> dict[str, Any]:
     wrong = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * np.diag(matrix)
     present = [c for c in np.argsort(-wrong[:-1], kind="stable").tolist() if matrix[c].any() or matrix[:, c].any()]
     chosen = present[:_SHOWN_CONFUSED]
-    names = [*(measured.labels.class_names[c] for c in chosen), "background"]
+    names = [*(measured.pairing.labels.class_names[c] for c in chosen), "background"]
     cells = matrix[np.ix_([*chosen, -1], [*chosen, -1])]
     of_row = np.maximum(cells.sum(axis=1, keepdims=True), 1)
     rows = [
@@ -168,7 +168,7 @@ def _varied(ordered: Sequence[Mistake]) -> list[Mistake]:
 
 def _picture(measured: Measurement, mistakes: Mistakes, one: Mistake, folder: str) -> dict[str, Any]:
     """The part of the image around a mistake, with the boxes of objects and of detections in pixels of the picture."""
-    names = measured.labels.class_names
+    names = measured.pairing.labels.class_names
     boxes = [(mistakes.objects, one.object, "not labelled"), (mistakes.detections, one.detection, "not detected")]
     of_mistake = np.array([each.xyxy[index] for each, index, _ in boxes if index >= 0])
     uri, row = _uri(measured, one.image), measured.pairing.rows.get(one.image)
@@ -259,4 +259,4 @@ def _suspicious(measured: Measurement, mistakes: Mistakes) -> list[tuple[str, st
 def _uri(measured: Measurement, image: int) -> str:
     """The URI of an image as its row has it, else its name in the labels."""
     row = measured.pairing.rows.get(image)
-    return row.uri if row else measured.labels.file_names[image]
+    return row.uri if row else measured.pairing.labels.file_names[image]
