@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -123,9 +122,8 @@ def figures_of(measured: Measurement, draws: Floats | None = None) -> dict[str, 
 
 def _mean(values: Floats) -> float:
     """The mean of what is known; NaN of nothing."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        return float(np.nanmean(values))
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if known.size else float("nan")
 
 
 def _or_none(value: float) -> float | None:
