@@ -203,23 +203,20 @@ def head_of(model: Any) -> list[str]:
     Raises:
       ModelError: No convolution is left to quantise.
     """
-    operations = model.get_ordered_ops()
-    before_convolution = set()  # operations with a convolution behind them
-    for operation in reversed(operations):
-        behind = [target.get_node() for output in operation.outputs() for target in output.get_target_inputs()]
-        if any(one.get_type_name() in _CONVOLUTIONS or one.get_friendly_name() in before_convolution for one in behind):
-            before_convolution.add(operation.get_friendly_name())
-    head: dict[str, None] = {}
-    body = 0
-    for operation in operations:
-        name, inputs = operation.get_friendly_name(), [value.get_source_output().get_node() for value in operation.inputs()]
-        is_convolution = operation.get_type_name() in _CONVOLUTIONS
-        if (is_convolution and name not in before_convolution) or any(one.get_friendly_name() in head for one in inputs):
-            head[name] = None
-        body += is_convolution and name not in head
-    if not body:
+    operations = [(each.get_friendly_name(), each) for each in model.get_ordered_ops()]
+    convolutions = {name for name, each in operations if each.get_type_name() in _CONVOLUTIONS}
+    before = set[str]()  # operations with a convolution behind them
+    for name, each in reversed(operations):
+        behind = {target.get_node().get_friendly_name() for output in each.outputs() for target in output.get_target_inputs()}
+        if behind & convolutions or behind & before:
+            before.add(name)
+    if not convolutions & before:
         raise ModelError("quantize: expected a model with convolutions before its head, found none; it stays as it is")
-    return list(head)
+    head = convolutions - before
+    for name, each in operations:
+        if any(value.get_source_output().get_node().get_friendly_name() in head for value in each.inputs()):
+            head.add(name)
+    return sorted(head)
 
 
 def _rows(model: ModelConfig, detect: DetectConfig, photos: Sequence[ImageRef]) -> Rows:
