@@ -23,10 +23,10 @@ import numpy as np
 from models.evaluate.agreement import Match
 from models.evaluate.detection_rows import ImageRow, RowsError, unpacked
 from models.evaluate.ground_truth import Labels
+from models.image_uris import video_frame
 
 # Darknet's coco.names spells these classes in another way than the COCO annotations
 _DARKNET_NAMES = {"aeroplane": "airplane", "motorbike": "motorcycle", "sofa": "couch", "tvmonitor": "tv"}
-_FRAME = re.compile(r"#t=\d+\.\d+$")
 _NUMBER = re.compile(r"(class[ _-]?)?\d*")
 
 
@@ -108,7 +108,7 @@ def _pair_images(rows: Sequence[ImageRow], labels: Labels, match: Match) -> tupl
 def _find_image(uri: str, labels: Labels, by_name: Mapping[str, Sequence[int]], match: Match) -> int | None:
     """The labelled image of a row; None if there is none."""
     path = unpacked(uri)
-    path = "/" + (posixpath.splitext(path)[0] if labels.without_endings and not _FRAME.search(path) else path).strip("/")
+    path = "/" + (posixpath.splitext(path)[0] if labels.without_endings and not video_frame(path) else path).strip("/")
     images = by_name.get(posixpath.basename(path), ())
     if match == "path" or len(images) > 1:
         named = {place: unpacked(labels.file_names[place]).strip("/") for place in images}

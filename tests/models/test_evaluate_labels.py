@@ -141,7 +141,7 @@ def test_a_difficult_object_counts_neither_as_found_nor_as_missed(tmp_path):
 
 def test_labels_that_the_pipeline_wrote_for_frames_and_members_are_labels_of_these(tmp_path):
     """A frame's name ends with a time, which is no ending of a file."""
-    names = {"a": "clip.mp4#t=0.480", "b": "clip.mp4#t=0.520", "c": "photos.zip#c.jpg"}
+    names = {"a": "clip.mp4#t=0.480", "b": "clip.mp4#t=1", "c": "photos.zip#c.jpg"}
     written = rows(folder="x")
     for each in written:
         each["image"]["uri"] = f"x/{names[each['image']['uri'][2]]}"
