@@ -39,11 +39,9 @@ def available_cpus(groups: Path = _GROUPS, own: Path = _OWN) -> int:
 
 def machine() -> str:
     """What decides the speed here: processor, CPUs that may be used, and NVIDIA's devices."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            model = re.search(r"^model name\s*:\s*(.*)$", file.read(), re.MULTILINE)
-    except OSError:
-        model = None
+    model = None
+    with contextlib.suppress(OSError):
+        model = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
     gpus = len(glob.glob(NVIDIA_DEVICES))
     processor = " ".join(model[1].split()) if model else platform.machine()
     return f"{processor}, {available_cpus()} CPUs" + (f", {gpus} GPUs" if gpus else "")
@@ -56,10 +54,9 @@ def memory_limit_bytes(groups: Path = _GROUPS, own: Path = _OWN) -> int | None:
 
 def memory_room_bytes(groups: Path = _GROUPS, own: Path = _OWN, meminfo: Path = _MEMINFO) -> float:
     """Bytes that further processes may take: what the machine has free, or what a control group leaves if that is less."""
-    try:
+    free = None
+    with contextlib.suppress(OSError):
         free = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo.read_text(), re.MULTILINE)
-    except OSError:
-        free = None
     limits = zip(_values("memory.max", groups, own), _values("memory.stat", groups, own), strict=False)  # the root has no limit
     left = [int(most) - int(stat.split()[1]) for most, stat in limits if most != "max"]  # "anon <bytes>" comes first
     return min([1024.0 * int(free[1]) if free else math.inf, *left])
