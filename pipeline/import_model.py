@@ -69,7 +69,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _import(args: argparse.Namespace) -> int:
-    """Writes the version, tries it on a picture, and prints what it is."""
     with written_whole(args.output) as version:
         if args.image:
             open(args.image, "rb").close()

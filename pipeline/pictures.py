@@ -247,7 +247,6 @@ def _may_be_written(path: str) -> bool:
 
 
 def _report(args: argparse.Namespace, counts: Counter[str], failures: Sequence[_Failure]) -> int:
-    """Prints what was written and what was not; returns the exit code."""
     for reason, message in dict(reversed(failures)).items():  # the first message of each reason
         print(f"warning: {reason}: {printable(message)}", file=sys.stderr)
     unread = Counter(reason for reason, _ in failures)

@@ -135,7 +135,6 @@ class _RefusedError(UserError):
 
 
 def _next_version(folder: str, version: str) -> str:
-    """The next free number beside a version."""
     parent = os.path.dirname(folder)
     if not version or "://" in folder:
         raise ConfigError(f"model {folder}: expected a numbered version on this machine, or --output <model>/<integer>")

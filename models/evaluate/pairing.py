@@ -106,7 +106,6 @@ def _pair_images(rows: Sequence[ImageRow], labels: Labels, match: Match) -> tupl
 
 
 def _find_image(uri: str, labels: Labels, by_name: Mapping[str, Sequence[int]], match: Match) -> int | None:
-    """The labelled image of a row; None if there is none."""
     path = unpacked(uri)
     path = "/" + (posixpath.splitext(path)[0] if labels.without_endings and not video_frame(path) else path).strip("/")
     images = by_name.get(posixpath.basename(path), ())
