@@ -19,12 +19,8 @@ def write_manifest(saved_model_dir: str | os.PathLike[str]) -> None:
     """Lists the files of a SavedModel on this machine, but for hidden ones; replaces an earlier manifest atomically."""
     folder = Path(saved_model_dir)
     path, unfinished = folder / MANIFEST, folder / "assets.extra" / ".files.json"
-    names = {each: each.relative_to(folder) for each in sorted(folder.rglob("*")) if each.is_file() and each != path}
-    sizes = {
-        name.as_posix(): each.stat().st_size
-        for each, name in names.items()
-        if not any(part.startswith(".") for part in name.parts)
-    }
+    files = {each.relative_to(folder).as_posix(): each for each in sorted(folder.rglob("*")) if each.is_file() and each != path}
+    sizes = {name: each.stat().st_size for name, each in files.items() if "/." not in f"/{name}"}
     path.parent.mkdir(exist_ok=True)
     unfinished.write_text(json.dumps(sizes, indent=2) + "\n", encoding="utf-8")
     unfinished.replace(path)
