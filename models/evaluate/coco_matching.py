@@ -142,11 +142,9 @@ def match_boxes(detections: Boxes, objects: Boxes, n_classes: int, n_images: int
     hit = np.zeros((len(AREAS), len(IOU_THRESHOLDS), len(keys)), bool)
     # an unmatched detection of another size does not count
     ignored = np.repeat(((detections.areas < low) | (detections.areas > high))[:, None], len(IOU_THRESHOLDS), axis=1)
-    common, first = np.unique(their_keys, return_index=True)
-    last = np.searchsorted(their_keys, common, side="right")
-    begin, end = np.searchsorted(keys, common), np.searchsorted(keys, common, side="right")
-    groups = [ends for ends in np.stack([begin, end, first, last], axis=1).tolist() if ends[0] < ends[1]]
-    for d0, d1, g0, g1 in shown(groups, "matching", "groups"):
+    common = np.intersect1d(keys, their_keys)
+    places = [np.searchsorted(each, ends) for each in (keys, their_keys) for ends in (common, common + 1)]
+    for d0, d1, g0, g1 in shown(np.stack(places, axis=1).tolist(), "matching", "groups"):
         top = slice(d0, min(d1, d0 + MOST_DETECTIONS))
         _match_group(detections[top], objects[slice(g0, g1)], counts[:, g0:g1], hit[:, :, top], ignored[:, :, top])
     keep = rank < MOST_DETECTIONS
