@@ -57,7 +57,7 @@ _FEWEST = 4  # photos: two to calibrate, two to judge
 _TOGETHER = 16  # photos in flight while they are judged
 _JUDGING = DetectConfig(engine="openvino", score_threshold=0.01, min_agreement=0.0)  # average precision needs unsure detections
 _MAX_PIXELS = _JUDGING.max_megapixels * 1e6
-_SURE = 0.25  # confidence from which detections have to agree: the default of a job
+_SURE = DetectConfig().score_threshold  # confidence from which detections have to agree
 
 Rows = list[dict[str, Any]]
 
