@@ -157,6 +157,8 @@ def parse_network(text: str, input_hw: tuple[int, int] | None = None) -> Network
     net, *rest = sections
     if net.kind != "net":
         raise net.error(f"the first section must be [net], not [{net.kind}]")
+    if second := next((section for section in rest if section.kind == "net"), None):
+        raise second.error("only the first section may be [net]")
     if (channels := net.integer("channels", 3)) != 3:
         raise net.error(f"channels={channels}: only 3 (RGB) is supported", "channels")
     height, width = input_hw or (net.integer("height"), net.integer("width"))

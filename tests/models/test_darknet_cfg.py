@@ -58,6 +58,7 @@ PLAIN = "[net]\nwidth=32\nheight=32\n"
         ("width=3\n", "line 1: expected [section] or option=value, got 'width=3'"),
         ("[net]\nwidth 3\n", "line 2: expected [section] or option=value, got 'width 3'"),
         (conv(3), "line 1: the first section must be [net], not [convolutional]"),
+        (PLAIN + "[network]\n", "line 4: only the first section may be [net]"),
         ("[net]\nheight=32\n", "line 1: [net] needs the option width="),
         (net(96, 100) + HEAD, "input size 100x96 (height x width): both must be multiples of 32"),
         (PLAIN + "channels=1\n", "line 4: channels=1: only 3 (RGB) is supported"),
