@@ -37,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("one of the arguments --ground-truth --reference is required")
     if args.page and not args.ground_truth:
         parser.error("--page needs --ground-truth")
+    if args.reference and args.ground_truth and args.resamples < 1:
+        parser.error("--reference beside --ground-truth needs --resamples of 1 or more: they tell which output is better")
     return run_command(lambda: _run(args), "nothing is evaluated", failed_code=WRONG)
 
 

@@ -36,6 +36,7 @@ from typing import Any
 import yaml
 
 from models.evaluate.agreement import compare
+from models.evaluate.detection_rows import RowsError
 from pipeline.config import Config, check_model_is_named, load_config
 from pipeline.detect.describe_model import onnx_file
 from pipeline.detect.detector import Detector
@@ -321,7 +322,7 @@ def race(
                     rates = [start(turn_s)]
                     for _ in range(rounds):
                         rates += [other(turn_s), start(turn_s)]
-                except ModelError as err:
+                except (ModelError, RowsError) as err:  # also of one that fails at every photo
                     return Result(settings, refused=str(err))
             beside = itertools.pairwise(rates[::2])  # the turns of the start before and after each
             ratios = [2 * rate / sum(two) for rate, two in zip(rates[1::2], beside, strict=True)]

@@ -34,6 +34,8 @@ def test_each_candidate_is_measured_beside_the_start_and_an_impossible_one_ends_
         assert "ascending sizes" in impossible.refused and impossible.speed == 0
         blind = measure({"detect.score_threshold": 1.0})
         assert blind.refused.startswith("it finds other objects: agreement 0.000") and blind.speed == 0
+        failing = measure({"detect.max_megapixels": 0.01})
+        assert failing.refused.startswith("the outputs have no image in common") and failing.speed == 0
 
 
 @pytest.mark.matrix

@@ -289,3 +289,18 @@ def test_detections_that_cannot_be_read_are_told_in_one_line_with_exit_code_2(tm
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     assert message in error_of(capsys, "--detections", detections, "--reference", detections)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("", "one of the arguments --ground-truth --reference is required"),
+        ("--reference b --page p.html", "--page needs --ground-truth"),
+        ("--reference b --ground-truth t.json --resamples 0", "needs --resamples of 1 or more"),
+    ],
+)
+def test_flags_that_would_do_nothing_are_refused(capsys, flags, message):
+    with pytest.raises(SystemExit) as ended:
+        main(["--detections", "a", *flags.split()])
+    err = capsys.readouterr().err
+    assert ended.value.code == 2 and message in err and err.count("\n") == 1
