@@ -97,12 +97,6 @@ class RecordCoder(Coder):
         """Equal records have equal bytes."""
         return True
 
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other)
-
-    def __hash__(self) -> int:
-        return hash(type(self))
-
     @classmethod
     def from_type_hint(cls, typehint: Any, _registry: Any) -> RecordCoder:
         """The coder of a record or of a union of records.
