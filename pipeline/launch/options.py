@@ -71,7 +71,7 @@ class Job:
     def done(self, ready_at: float) -> RunFacts:
         """The facts of this job, which ends now."""
         times = (self.started_at, max(self.started_at, ready_at), time.time())  # an earlier job may have loaded the model
-        return RunFacts(*times, self.command, self.settings, self.config.mode, self.config.model.path)
+        return RunFacts(*times, self.command, self.settings)
 
 
 def checked_job(config: Config, beam_flags: Sequence[str], command: str, started_at: float) -> Job:

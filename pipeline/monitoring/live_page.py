@@ -55,8 +55,7 @@ class LivePage:
 
     def _html(self, stats: JobStats, now: float) -> str:
         ready = max(self._started, min(stats.began, now))
-        of_config = (self._config.as_dict(), self._config.mode, self._config.model.path)
-        facts = RunFacts(self._started, ready, now, "", *of_config)
+        facts = RunFacts(self._started, ready, now, "", self._config.as_dict())
         letters = [letter for letters in stats.dead_examples.values() for letter in letters]
         recent = [*self._since(stats, now - (self._seen_at or ready)), ("Running for", duration(now - self._started))]
         live = {"facts": recent, "every_s": _EVERY_S}

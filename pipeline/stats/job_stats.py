@@ -20,7 +20,7 @@ VERSION_EVENTS = ("swaps", "refusals", "canary_images", "canary_failed", "canary
 STAGES = ("read", "decode", "postprocess")  # each image notes its time in these; the model's time is noted by batch
 BINS = 20  # of confidence; bin n begins at n / BINS
 OTHER_CLASSES = "(other classes)"
-MOST_OBJECTS = 1000
+_MOST_OBJECTS = 1000
 _MOST_CLASSES = 1000  # COCO has 80, Open Images 601
 _MOST_COUNTS = 2 * _MOST_CLASSES * BINS
 _MOST_KINDS = 100  # endings of files that are no images
@@ -66,7 +66,7 @@ class JobStats:
       batch_sizes: The allowed batch sizes of the model in use; empty if unknown.
       canary: Comparison of the newest canary with the version in use.
       model_notes: What a person should know of how the model in use runs.
-      objects: Detected images by number of objects; numbers above `MOST_OBJECTS` count as that.
+      objects: Detected images by number of objects; numbers above `_MOST_OBJECTS` count as that.
       outside: Objects whose box lies for the most part outside of its image.
     """
 
@@ -140,7 +140,7 @@ class JobStats:
         class_names = [name for image in images for name in image.detections.class_names]
         confidences = np.concatenate([image.detections.confidences for image in images])
         self.confidences.update(zip(class_names, confidence_bins(confidences), strict=True))
-        self.objects.update(min(len(image.detections), MOST_OBJECTS) for image in images)
+        self.objects.update(min(len(image.detections), _MOST_OBJECTS) for image in images)
         self.outside += mostly_outside(images)
         timings = [image.timing for image in images]
         for stage in STAGES:

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pipeline.records import row_bytes
-from pipeline.secrets import with_public_addresses
-from pipeline.stats.job_stats import BINS, MOST_OBJECTS, OTHER_CLASSES, JobStats
+from pipeline.stats.job_stats import BINS, OTHER_CLASSES, JobStats
 
 _KINDS_SHOWN = 8
 _SHOWN_CLASSES = 12
@@ -28,9 +27,7 @@ class RunFacts:
       ready_at: When the model was loaded and warm, and the work began.
       finished_at: When the results had their final names.
       command: The command line.
-      config: All settings, nested.
-      mode: `batch` or `streaming`.
-      model_path: Where the model was found.
+      config: All settings, nested, as `Config.as_dict` gives them.
       submitted_at: When the launcher handed the job to a runner with processes of its own. From then to `ready_at` the runner
         queues the job and starts workers, which load the model. 0: all steps ran in the launcher's process.
     """
@@ -40,8 +37,6 @@ class RunFacts:
     finished_at: float
     command: str
     config: Mapping[str, Any]
-    mode: str
-    model_path: str
     submitted_at: float = 0.0
 
     def elsewhere(self, began: float) -> RunFacts:
@@ -63,7 +58,7 @@ def summarise(stats: JobStats, facts: RunFacts) -> dict[str, Any]:
         "images": {"read": stats.read, "detected": stats.detected, "dead": stats.failed, "skipped": stats.skipped},
         "skipped_by_kind": dict(stats.left_out.most_common()),
         "done_before": stats.done,
-        **({"mended": stats.detected} if facts.config.get("retry_dead") else {}),
+        **({"mended": stats.detected} if facts.config["retry_dead"] else {}),
         "images_per_second": round(stats.detected / wall, 3),
         "wall_seconds": round(wall, 3),
         "startup_seconds": round((facts.submitted_at or facts.ready_at) - facts.started_at, 3),
@@ -85,7 +80,7 @@ def summarise(stats: JobStats, facts: RunFacts) -> dict[str, Any]:
             "name": stats.model[0],
             "version": stats.model[1],
             **({"images_by_version": dict(stats.versions)} if len(stats.versions) > 1 else {}),
-            "path": with_public_addresses(facts.model_path),
+            "path": facts.config["model"]["path"],
             "allowed_batch_sizes": list(stats.batch_sizes),
         },
         **({"canary": stats.canary.as_dict()} if stats.canary else {}),
@@ -93,14 +88,14 @@ def summarise(stats: JobStats, facts: RunFacts) -> dict[str, Any]:
         "command": facts.command,
         "started_at": _iso(facts.started_at),
         "finished_at": _iso(facts.finished_at),
-        "mode": facts.mode,
+        "mode": facts.config["mode"],
     }
 
 
 def doubts(stats: JobStats, config: Mapping[str, Any]) -> Iterator[str]:
     """Signs of a model that is described wrongly, a line each with the settings that may cause it."""
     images, total = stats.objects.total(), sum(number * amount for number, amount in stats.objects.items())
-    most = config.get("detect", {}).get("max_detections", MOST_OBJECTS + 1)
+    most = config["detect"]["max_detections"]
     full = stats.objects[most]
     if images >= _IMAGES_FULL and full >= _SHARE_FULL * images:
         yield f"{full} of {images} images have {most} objects, the most allowed; see max_detections and score_threshold"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import reconcile
-from pipeline.config import WriteConfig
+from pipeline.config import Config, WriteConfig
 from pipeline.errors import UserError
 from pipeline.launch.finalize import JobReport
 from pipeline.read.dead_letter_replay import DeadLetterReplay
@@ -134,7 +134,7 @@ def a_job(output, own):
         WorkerReports(run).now()
         write_rows(output, [detected("2.jpg")], run=run.name)
         check_reports(output)
-        facts = RunFacts(0.0, 1.0, 2.0, "command", {}, "batch", "model")
+        facts = RunFacts(0.0, 1.0, 2.0, "command", Config().as_dict())
         JobReport(output, WriteConfig()).finish(JobStats(read=1, skipped=1), facts, run.name)
         if "stats" in own:
             read_stats(run)

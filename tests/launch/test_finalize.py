@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from pipeline.config import WriteConfig
+from pipeline.config import Config, WriteConfig
 from pipeline.errors import DONE
 from pipeline.launch.finalize import JobReport
 from pipeline.stats.job_stats import JobStats, merge_stats
@@ -90,6 +90,6 @@ def test_storage_that_fails_at_the_end_is_one_line(at, code, arguments, out, tmp
 def test_a_thumbnail_that_is_no_picture_costs_the_job_its_sample_alone(tmp_path):
     """The statistics of workers pass storage, where somebody may plant any bytes."""
     stats = merge_stats([tally_of([detected(0, thumbnail=b"no picture")]), JobStats(read=1)], 3)
-    facts = RunFacts(1000.0, 1002.5, 1004.5, "run", {}, "batch", "/m")
+    facts = RunFacts(1000.0, 1002.5, 1004.5, "run", Config().as_dict())
     assert JobReport(str(tmp_path), WriteConfig(samples=3), 0.5).finish(stats, facts, "run") == DONE
     assert json.loads((tmp_path / "summary.json").read_text())["samples"] == []

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from pipeline import run
-from pipeline.config import WriteConfig
+from pipeline.config import Config, WriteConfig
 from pipeline.launch import finalize
 from pipeline.launch.finalize import JobReport
 from pipeline.stats.job_stats import JobStats
@@ -59,7 +59,7 @@ def test_a_bucket_that_is_not_there_is_one_line(gcs_bucket, arguments, error_of)
 
 def test_jobs_that_end_together_write_the_reports_at_the_top_once(gcs_bucket, monkeypatch):
     """Cloud Storage takes one write of an object a second; each run has its own reports. One that ends later replaces them."""
-    out, facts, on_top = f"gs://{gcs_bucket.name}/out", RunFacts(1.0, 1.0, 2.0, "a command", {}, "batch", "m"), []
+    out, facts, on_top = f"gs://{gcs_bucket.name}/out", RunFacts(1.0, 1.0, 2.0, "a command", Config().as_dict()), []
     for run_name, fresh_seconds in (("a", 1e9), ("b", 1e9), ("c", 0.0)):
         monkeypatch.setattr(finalize, "_FRESH_SECONDS", fresh_seconds)
         JobReport(out, WriteConfig()).finish(JobStats(read=1), facts, run_name)

@@ -77,7 +77,7 @@ def sample(uri="/photos/dog.jpg", names=("dog",), thumbnail=None):
     return "", detected(grey(60, 80), [[10, 10, 40, 40]] * len(names), names, thumbnail, uri)
 
 
-EMPTY = summarise(JobStats(), RunFacts(0, 1, 2, "run", {}, "batch", "/m"))
+EMPTY = summarise(JobStats(), RunFacts(0, 1, 2, "run", Config().as_dict()))
 
 
 def render(changes, samples=(), dead_letters=()):

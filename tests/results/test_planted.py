@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pipeline import compact as compaction
-from pipeline.config import WriteConfig
+from pipeline.config import Config, WriteConfig
 from pipeline.errors import BusyError, OutputError
 from pipeline.launch.finalize import JobReport
 from pipeline.records import DetectedImage, Detections, ImageRef
@@ -113,7 +113,7 @@ def reported(output, samples):
     nothing = Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.int32), np.zeros(0, np.float32), ())
     stats = JobStats(read=1)
     stats.add_detected([DetectedImage(ImageRef("a.jpg"), 64, 48, "m", "1", nothing, thumbnail=thumbnail)], 3)
-    facts = RunFacts(0.0, 1.0, 2.0, "command", {}, "batch", "model")
+    facts = RunFacts(0.0, 1.0, 2.0, "command", Config().as_dict())
     JobReport(output, WriteConfig(samples=samples)).finish(stats, facts, "0a1b")
 
 

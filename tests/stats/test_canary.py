@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from pipeline.codec import pack, unpack
+from pipeline.config import Config
 from pipeline.report.page import render_report
 from pipeline.stats.canary import CanaryStats, Disagreement, merge_canaries
 from pipeline.stats.job_stats import JobStats
@@ -16,7 +17,7 @@ SHOWN = CanaryStats("8", "7", **OF_CANARY, **OF_STABLE, matched=90, objects=200,
 
 
 def summary(canary):
-    return summarise(JobStats(canary=canary), RunFacts(1.0, 2.0, 3.0, "run", {}, "streaming", "/m"))
+    return summarise(JobStats(canary=canary), RunFacts(1.0, 2.0, 3.0, "run", Config(mode="streaming").as_dict()))
 
 
 def test_the_summary_and_a_progress_line_have_all_figures_that_are_known():

@@ -11,13 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.codec import pack, unpack
+from pipeline.config import Config, DetectConfig, ModelConfig
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing
 from pipeline.report.page import render_report
 from pipeline.stats.job_stats import BINS, OTHER_CLASSES, JobStats, merge_stats
 from pipeline.stats.summary import RunFacts, left_out_line, summarise, to_json
 
 SAMPLES = 3
-FACTS = RunFacts(1000.0, 1002.5, 1004.5, "run", {"detect": {"max_detections": 3}}, "batch", "/m")
+CONFIG = Config(model=ModelConfig("/m"), detect=DetectConfig(max_detections=3)).as_dict()
+FACTS = RunFacts(1000.0, 1002.5, 1004.5, "run", CONFIG)
 
 
 def detected(number, classes=(), led=0, latency=0.05, thumbnail=b"jpeg", boxes=None):
@@ -108,7 +110,7 @@ def test_the_summary_has_the_figures_of_the_contract():
         "throughput": [[0, 1], [1, 1], [2, 1]],
         "throughput_interval_s": 1,
         "model": {"name": "m", "version": "3", "path": "/m", "allowed_batch_sizes": [1, 2]},
-        "config": {"detect": {"max_detections": 3}},
+        "config": CONFIG,
         "command": "run",
         "started_at": "1970-01-01T00:16:40+00:00",
         "finished_at": "1970-01-01T00:16:44+00:00",

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from pipeline.config import Config
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing
 from pipeline.report.page import render_report
 from pipeline.stats import metrics, process
@@ -58,7 +59,7 @@ def test_a_line_shows_an_image_that_was_detected_before_the_last_one_and_is_publ
 
 
 def test_the_summary_has_both_latencies_under_their_own_names(minute):
-    facts = RunFacts(0.0, 0.0, 60.0, "", {}, "streaming", "m")
+    facts = RunFacts(0.0, 0.0, 60.0, "", Config(mode="streaming").as_dict())
     summary = summarise(minute, facts)
     assert (summary["event_to_publish_ms"]["max"], summary["latency_ms"]["max"]) == (10_000, 2000)
     assert {*summary["over_time"]} == {"event_to_publish_ms"}
