@@ -67,9 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return work()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the import takes seconds, and nobody can be notified yet
         notify = importlib.import_module("pipeline.launch.notify")
-        with notify.notifying(monitoring.notify, lines) as outcome:
-            outcome["exit_code"] = work()
-        return int(outcome["exit_code"])
+        return int(notify.notifying(monitoring.notify, lines, work))
 
 
 def _monitoring(argv: Sequence[str]) -> MonitoringConfig:

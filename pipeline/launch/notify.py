@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipeline.errors import FAILED
@@ -18,17 +17,17 @@ _WAITS_S = (0.0, 1.0, 4.0)  # before each try
 _TRY_SECONDS = 10.0
 
 
-@contextlib.contextmanager
-def notifying(url: str, lines: LogLines) -> Iterator[dict[str, Any]]:
-    """Notifies when the block has ended, however it did; yields the outcome, to which the block adds `exit_code`."""
-    outcome: dict[str, Any] = {"exit_code": FAILED}
+def notifying(url: str, lines: LogLines, work: Callable[[], int]) -> int:
+    """Runs the work of a job and notifies when it has ended, however it did; returns its exit code."""
+    code = FAILED
     PROCESS.summary = {}
     with PROCESS.counting() as stats:
         try:
-            yield outcome
+            code = work()
+            return code
         finally:
             images = {"read": stats.read, "detected": stats.detected, "dead": stats.failed, "skipped": stats.skipped}
-            notify(url, {"images": images, **PROCESS.summary, **outcome, "error": lines.last_error})
+            notify(url, {"images": images, **PROCESS.summary, "exit_code": code, "error": lines.last_error})
 
 
 def notify(url: str, outcome: Mapping[str, Any]) -> None:
