@@ -18,4 +18,3 @@ from pipeline.config.sections import StreamConfig as StreamConfig
 from pipeline.config.sections import WorkerConfig as WorkerConfig
 from pipeline.config.sections import WriteConfig as WriteConfig
 from pipeline.config.sections import settings as settings
-from pipeline.config.setting import Setting as Setting

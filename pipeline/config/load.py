@@ -31,7 +31,7 @@ def load_config(paths: Sequence[str], overrides: Mapping[str, Any]) -> Config:
         return TypeAdapter(Config).validate_python(tree)
     except ValidationError as err:
         flags = {setting.key: setting.flag for setting in settings() if setting.key in overrides}
-        raise ConfigError(what_is_wrong(err, Config, " and ".join(paths) or "the flags", flags)) from err
+        raise ConfigError(what_is_wrong(err, " and ".join(paths) or "the flags", flags)) from err
 
 
 def check_model_is_named(config: Config) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from pydantic import ValidationError
 
-from pipeline.config.setting import settings_of
+from pipeline.config.sections import settings
 from pipeline.secrets import MASK, is_secret
 
 _NEAR = 0.75  # difflib's ratio of one or two typos
@@ -42,18 +42,18 @@ _ELSEWHERE = {  # flags of YOLO's tools, Ultralytics and other common programs
 _FLAGS = {name: flag for names, flag in _ELSEWHERE.items() for name in names.split()}
 
 
-def what_is_wrong(err: ValidationError, cls: type, source: str, flags: Mapping[str, str] | None = None) -> str:
+def what_is_wrong(err: ValidationError, source: str, flags: Mapping[str, str]) -> str:
     """The first error in one line, for values of a source, or of the command line, which has a flag for their keys."""
     first = err.errors(include_url=False, include_context=False)[0]
     path = [part for part in first["loc"] if isinstance(part, str) and part != "[key]"]
     key = ".".join(path)
     if first["type"] == "unexpected_keyword_argument":
-        return f"{source}: unknown key {_shown(key)}; {_near_key(path, cls)}"
+        return f"{source}: unknown key {_shown(key)}; {_near_key(path)}"
     wanted = first["msg"]
     for pattern, words in _WORDS.items():
         wanted = re.sub(pattern, words, wanted)
     got = MASK if key.startswith("beam_options.") and is_secret(key) else _shown(first["input"])
-    place = (flags or {}).get(key) or ": ".join(filter(None, (source, key)))
+    place = flags.get(key) or ": ".join(filter(None, (source, key)))
     return " ".join(f"{place}: {wanted}, got {got}".split())
 
 
@@ -70,8 +70,8 @@ def near_flag(flag: str, known: Iterable[str]) -> str:
     return f"did you mean {flags[near[0]]}?" if near else ""
 
 
-def _near_key(path: list[str], cls: type) -> str:
-    keys = {_bare(name): setting.key for setting in settings_of(cls) for name in (setting.name, setting.flag) if name}
+def _near_key(path: list[str]) -> str:
+    keys = {_bare(name): setting.key for setting in settings() for name in (setting.name, setting.flag) if name}
     sections = {key.partition(".")[0] for key in keys.values() if "." in key}
     names = keys | {section: section for section in sections if len(path) == 1}
     here = re.split("[ ,]", _FLAGS.get(_bare(path[-1]), path[-1]))[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -36,7 +37,7 @@ from pipeline.config.setting import (
     SomePath,
     Threads,
     setting,
-    settings_of,
+    settings_in,
 )
 from pipeline.secrets import masked_options, masked_url, without_secrets
 
@@ -340,6 +341,8 @@ class Config:
         return {**plain, "beam_options": masked_options(plain["beam_options"]), "monitoring": monitoring}
 
 
+@functools.cache
 def settings() -> tuple[Setting, ...]:
     """All settings, in the order of their declaration."""
-    return settings_of(Config)
+    schema = TypeAdapter(Config).json_schema(mode="serialization")
+    return tuple(settings_in(schema["properties"], schema["$defs"]))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, Strict, TypeAdapter
+from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
 from pipeline.config.paths import local_path
 
@@ -96,17 +95,11 @@ class Setting(NamedTuple):
         return str(self.schema.get("description", ""))
 
 
-@functools.cache
-def settings_of(cls: type) -> tuple[Setting, ...]:
-    """All settings of a class and of its sections, in the order of their declaration."""
-    schema = TypeAdapter(cls).json_schema(mode="serialization")
-    return tuple(_leaves(schema["properties"], schema.get("$defs", {}), ""))
-
-
-def _leaves(properties: Mapping[str, Any], classes: Mapping[str, Any], prefix: str) -> Iterator[Setting]:
+def settings_in(properties: Mapping[str, Any], classes: Mapping[str, Any], prefix: str = "") -> Iterator[Setting]:
+    """The settings that JSON Schema has for the fields of a class, and of its sections, which are other classes."""
     for name, part in properties.items():
         if "$ref" in part:
-            yield from _leaves(classes[part["$ref"].rpartition("/")[2]]["properties"], classes, f"{prefix}{name}.")
+            yield from settings_in(classes[part["$ref"].rpartition("/")[2]]["properties"], classes, f"{prefix}{name}.")
             continue
         options = [option for option in part.get("anyOf", ()) if option != {"type": "null"}]
         yield Setting(prefix + name, part.get("default"), {**(options[0] if options else {}), **part})
