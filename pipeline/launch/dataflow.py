@@ -6,6 +6,9 @@ import posixpath
 import time
 from typing import Any
 
+from apache_beam.options.pipeline_options import GoogleCloudOptions
+from apache_beam.runners.runner import PipelineState
+
 from pipeline import beam_internals
 from pipeline.errors import RunnerError
 
@@ -18,8 +21,6 @@ def check(options: Any) -> None:
     Raises:
       RunnerError: One of these does not hold, or the service does not answer.
     """
-    from apache_beam.options.pipeline_options import GoogleCloudOptions
-
     cloud = options.view_as(GoogleCloudOptions)
     if cloud.template_location:
         raise RunnerError("template_location: a job needs its launcher, which locks and reports; leave the flag out")
@@ -40,8 +41,6 @@ def check_stream(options: Any) -> None:
     Beam would stage them among the temporary files. Lifecycle rules of buckets delete those, and a worker that starts later
     needs the staged files.
     """
-    from apache_beam.options.pipeline_options import GoogleCloudOptions
-
     cloud = options.view_as(GoogleCloudOptions)
     if not cloud.staging_location:
         bucket, _, folder = cloud.temp_location.removeprefix("gs://").rstrip("/").partition("/")
@@ -56,8 +55,6 @@ def wait(running: Any) -> None:
     Raises:
       Exception: The job failed, or was cancelled.
     """
-    from apache_beam.runners.runner import PipelineState
-
     try:
         running.wait_until_finish()
     except Exception:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from apache_beam.runners.runner import create_runner
+
 from pipeline.beam_internals import drain_dataflow_job
 from pipeline.errors import RunnerError
 from pipeline.launch import dataflow, flink, prism
@@ -76,8 +78,6 @@ class Runner:
 
     def make(self) -> Any:
         """Beam's runner."""
-        from apache_beam.runners.runner import create_runner
-
         return create_runner(self.beam_name or self.name)
 
 
