@@ -67,11 +67,6 @@ class Runner:
     served: Callable[[Any], AbstractContextManager[object]] = contextlib.nullcontext
 
     @property
-    def answers(self) -> bool:
-        """Whether one message can answer all images of a request."""
-        return self.in_process and not self.no_stream
-
-    @property
     def guarantee(self) -> str:
         """When a stream's messages are acknowledged, as a sentence."""
         return f"a message is acknowledged {self.acknowledges}"

@@ -69,8 +69,8 @@ def _check_settings(config: Config) -> None:
         raise ConfigError(f"runner {runner.name}: {runner.no_stream}")
     if config.write.export:
         raise ConfigError("export: expected --mode batch; detect-objects export exports the archive of a stream at any time")
-    if config.stream.answer_topic and not runner.answers:
-        able = " or ".join(other.name for other in RUNNERS if other.answers)
+    if config.stream.answer_topic and not runner.in_process:
+        able = " or ".join(other.name for other in RUNNERS if other.in_process)
         raise ConfigError(f"answer_topic: answers by request need {able}, where all runs in one process; got {runner.name}")
 
 
