@@ -29,10 +29,8 @@ _HOW = (
 
 
 @contextlib.contextmanager
-def running_prism(options: Any) -> Iterator[str]:
-    """Runs Prism during a block, on a port of its own choice; yields its job endpoint, `host:port`.
-
-    Beam's options are set to use it, with workers in this process.
+def running_prism(options: Any) -> Iterator[None]:
+    """Runs Prism during a block, on a port of its own choice; Beam's options are set to use it, with workers in this process.
 
     Args:
       options: Beam's options; `--prism_location` names the binary. Without it the binary on the PATH or of `go install` is used,
@@ -61,7 +59,7 @@ def running_prism(options: Any) -> Iterator[str]:
             raise RunnerError(f"Prism does not start (exit code {process.poll()}); try it by hand: {' '.join(command)}")
         portable = options.view_as(PortableOptions)
         portable.job_endpoint, portable.environment_type = endpoint, "LOOPBACK"
-        yield endpoint
+        yield
     finally:
         end_process(process)
 
