@@ -15,6 +15,5 @@ from pipeline.config.sections import ModelConfig as ModelConfig
 from pipeline.config.sections import MonitoringConfig as MonitoringConfig
 from pipeline.config.sections import ReadConfig as ReadConfig
 from pipeline.config.sections import StreamConfig as StreamConfig
-from pipeline.config.sections import WorkerConfig as WorkerConfig
 from pipeline.config.sections import WriteConfig as WriteConfig
 from pipeline.config.sections import settings as settings

@@ -20,7 +20,7 @@ from apache_beam.options.pipeline_options import (
 )
 
 from pipeline.beam_internals import end_bundles_promptly
-from pipeline.config import Config, WorkerConfig, settings
+from pipeline.config import Config, settings
 from pipeline.config.mistakes import near_flag
 from pipeline.errors import ConfigError, RunnerError
 from pipeline.launch.runners import RUNNERS, Runner, runner_named
@@ -121,7 +121,7 @@ def _check_workers(config: Config, runner: Runner, options: PipelineOptions) -> 
     Raises:
       ConfigError: One of these does not hold.
     """
-    if config.worker != WorkerConfig() and not runner.has_own_machines:
+    if config.worker.accelerator and not runner.has_own_machines:
         able = " or ".join(other.name for other in RUNNERS if other.has_own_machines)
         raise ConfigError(f"worker.accelerator: expected {able}, which fits machines; got {runner.name}")
     name, place = ("archive", config.stream.archive) if config.mode == "streaming" else ("output", config.output)
