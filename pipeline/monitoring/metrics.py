@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from pipeline.limits import MEMORY
 from pipeline.monitoring.health import readiness
 from pipeline.monitoring.http_server import Answer, Page
 from pipeline.stats.histogram import BOUNDS_S, Times
-from pipeline.stats.job_stats import STAGES, VERSION_EVENTS, JobStats
+from pipeline.stats.job_stats import STAGES, VERSION_EVENTS, JobStats, summed
 from pipeline.stats.process import PROCESS
 
 _IMAGES = tuple(2.0**n for n in range(11))
@@ -37,9 +36,7 @@ class Metric(NamedTuple):
 
 
 def _outcomes(stats: JobStats) -> dict[tuple[str, str], int]:
-    dead: Counter[str] = Counter()
-    for (_, reason), images in stats.dead.items():
-        dead[reason] += images
+    dead = summed((reason, images) for (_, reason), images in stats.dead.items())
     reasons = sorted({reason for reasons in REASONS.values() for reason in reasons})
     return {
         ("detected", ""): stats.detected,

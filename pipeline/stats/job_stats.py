@@ -113,10 +113,7 @@ class JobStats:
     @property
     def classes(self) -> Counter[str]:
         """Detections by class name."""
-        classes: Counter[str] = Counter()
-        for (name, _), amount in self.confidences.items():
-            classes[name] += amount
-        return classes
+        return summed((name, amount) for (name, _), amount in self.confidences.items())
 
     @property
     def failed(self) -> int:
@@ -217,6 +214,14 @@ def merge_stats(parts: Iterable[JobStats], samples: int) -> JobStats:
     for part in parts:
         merged.merge(part, samples)
     return merged
+
+
+def summed(amounts: Iterable[tuple[str, int]]) -> Counter[str]:
+    """The sums of amounts by name."""
+    sums: Counter[str] = Counter()
+    for name, amount in amounts:
+        sums[name] += amount
+    return sums
 
 
 def confidence_bins(confidences: np.ndarray) -> list[int]:

@@ -6,11 +6,11 @@ import dataclasses
 import datetime
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.records import row_bytes
-from pipeline.stats.job_stats import BINS, OTHER_CLASSES, JobStats
+from pipeline.stats.job_stats import BINS, OTHER_CLASSES, JobStats, summed
 
 _KINDS_SHOWN = 8
 _SHOWN_CLASSES = 12
@@ -65,8 +65,8 @@ def summarise(stats: JobStats, facts: RunFacts) -> dict[str, Any]:
         **({"submission_seconds": round(facts.ready_at - facts.submitted_at, 3)} if facts.submitted_at else {}),
         "batch_sizes": {str(size): stats.batches[size] for size in sorted(stats.batches)},
         "stage_seconds": {stage: round(times.total_s, 3) for stage, times in stats.stages.items()},
-        "dead_by_reason": _summed((reason, n) for (_, reason), n in stats.dead.items()),
-        "dead_by_stage": _summed((stage, n) for (stage, _), n in stats.dead.items()),
+        "dead_by_reason": dict(summed((reason, n) for (_, reason), n in stats.dead.items()).most_common()),
+        "dead_by_stage": dict(summed((stage, n) for (stage, _), n in stats.dead.items()).most_common()),
         "classes": dict(stats.classes.most_common()),
         "detections": stats.confidences.total(),
         "confidences": _confidences(stats),
@@ -130,14 +130,6 @@ def _confidences(stats: JobStats) -> dict[str, Any]:
         everything[number] += amount
     rows = {name: [stats.confidences[name, n] for n in range(BINS)] for name, _ in named.most_common(_SHOWN_CLASSES)}
     return {"all": everything, "by_class": rows}
-
-
-def _summed(counts: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """The sums by name, the largest first."""
-    sums: Counter[str] = Counter()
-    for name, count in counts:
-        sums[name] += count
-    return dict(sums.most_common())
 
 
 def _iso(seconds: float) -> str:
