@@ -18,6 +18,7 @@ from pipeline import errors
 from pipeline.config import WriteConfig
 from pipeline.errors import DONE, FAILED, UserError, comes_again
 from pipeline.log_lines import write_unlocked
+from pipeline.records import row_bytes
 from pipeline.report.annotate import annotate
 from pipeline.report.page import render_report
 from pipeline.results.layout import EXPORTS, REPORT, SUMMARY, is_sample_name, read_summary, sample_name
@@ -25,7 +26,7 @@ from pipeline.results.run import Run, remove_abandoned
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import REPORT_SAMPLES, chosen
-from pipeline.stats.summary import RunFacts, left_out_line, summarise, to_json
+from pipeline.stats.summary import RunFacts, left_out_line, summarise
 from pipeline.storage.files import delete_files, write_file
 from pipeline.storage.globs import escape_glob
 
@@ -71,14 +72,15 @@ class JobReport:
         contents = {
             sample_name(number, image.ref.uri): jpeg for number, ((_, image), jpeg) in enumerate(drawn[: self.write.samples], 1)
         }
-        about = {"run": run, "samples": list(contents)}
+        samples = list(contents)
         examples = [letter for letters in stats.dead_examples.values() for letter in letters]
         disagreements = stats.canary.pictures() if stats.canary else []
         report = render_report(summary, [sample for sample, _ in drawn[:REPORT_SAMPLES]], examples, disagreements)
         contents[REPORT] = report.encode("utf-8", "backslashreplace")
-        contents[SUMMARY] = to_json({**summary, **about})
-        stale = [each for each in read_summary(self.results).get("samples", ()) if each not in contents and is_sample_name(each)]
-        has_tried = summary["images"]["read"] > summary["images"]["skipped"] or not read_summary(self.results)
+        contents[SUMMARY] = row_bytes({**summary, "run": run, "samples": samples}, indent=2) + b"\n"
+        earlier = read_summary(self.results)
+        stale = [each for each in earlier.get("samples", ()) if each not in contents and is_sample_name(each)]
+        has_tried = summary["images"]["read"] > summary["images"]["skipped"] or not earlier
         is_newest = has_tried and not _is_fresh(f"{self.results}/{SUMMARY}")
         for folder in (Run(self.results, run).reports, *([self.results] if is_newest else [])):
             for each, content in contents.items():

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.records import row_bytes
 from pipeline.stats.job_stats import BINS, OTHER_CLASSES, JobStats, summed
 
 _KINDS_SHOWN = 8
@@ -115,11 +114,6 @@ def left_out_line(kinds: Mapping[str, int]) -> str:
     shown = [f"{files} {kind}" for kind, files in Counter(kinds).most_common(_KINDS_SHOWN)]
     more = [f"{len(kinds) - _KINDS_SHOWN} more kinds"] if len(kinds) > _KINDS_SHOWN else []
     return f"{sum(kinds.values())} files that are no images ({', '.join(shown + more)})"
-
-
-def to_json(summary: Mapping[str, Any]) -> bytes:
-    """summary.json's bytes."""
-    return row_bytes(summary, indent=2) + b"\n"
 
 
 def _confidences(stats: JobStats) -> dict[str, Any]:

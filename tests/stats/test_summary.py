@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from pipeline.codec import pack, unpack
 from pipeline.config import Config, DetectConfig, ModelConfig
-from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing
+from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing, row_bytes
 from pipeline.report.page import render_report
 from pipeline.stats.job_stats import BINS, OTHER_CLASSES, JobStats, merge_stats
-from pipeline.stats.summary import RunFacts, left_out_line, summarise, to_json
+from pipeline.stats.summary import RunFacts, left_out_line, summarise
 
 SAMPLES = 3
 CONFIG = Config(model=ModelConfig("/m"), detect=DetectConfig(max_detections=3)).as_dict()
@@ -116,7 +116,7 @@ def test_the_summary_has_the_figures_of_the_contract():
         "finished_at": "1970-01-01T00:16:44+00:00",
         "mode": "batch",
     }
-    assert json.loads(to_json(summary)) == summary
+    assert json.loads(row_bytes(summary, indent=2)) == summary
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_start_up_submission_and_work_of_a_job_elsewhere_are_told_apart(began, s
 
 
 def test_names_that_are_no_unicode_are_written_escaped():
-    assert json.loads(to_json({"command": "lone \udc80"})) == {"command": "lone \udc80"}
+    assert json.loads(row_bytes({"command": "lone \udc80"}, indent=2)) == {"command": "lone \udc80"}
 
 
 @pytest.mark.matrix
