@@ -59,30 +59,27 @@ def render_evaluation(
     at = int(np.searchsorted(CONFIDENCES, mistakes.threshold - 1e-9).clip(0, len(CONFIDENCES) - 1))
     kinds = collections.Counter(one.kind for one in mistakes.mistakes)
     bins, error = calibration(measured.matches)
-    return (
-        environment()
-        .get_template("evaluation.html")
-        .render(
-            **page_style("evaluation.css"),
-            names=names,
-            notes=notes,
-            threshold=f"{mistakes.threshold:.2f}",
-            mark=(100 * mistakes.threshold, f"threshold {mistakes.threshold:.2f}"),
-            headline=[(FIGURES[key], figures[key], figures["intervals"].get(key)) for key in _HEADLINE],
-            facts=[(FIGURES[key], figures[key]) for key in FIGURES if key not in _HEADLINE],
-            operating=[(name, curves[name][at]) for name in ("precision", "recall", "f1")],
-            precision_recall=_precision_recall(measured),
-            threshold_curves=[(name, _points(CONFIDENCES, curves[name.lower()])) for name in ("F1", "precision", "recall")],
-            confidences=_confidences(bins),
-            calibration=[("right", _points([mean for mean, _, _ in bins], [right for _, right, _ in bins]))],
-            calibration_error=f"{error:.3f}",
-            **_classes(measured, figures),
-            confusion=_confusion(measured, mistakes),
-            kinds=[(title, number(kinds[kind]), note) for kind, (title, note) in _KINDS.items()],
-            gallery=_gallery(measured, mistakes, images),
-            unsure=_unsure(measured, mistakes.threshold),
-            suspicious=_suspicious(measured, mistakes),
-        )
+    template = environment().get_template("evaluation.html")
+    return template.render(
+        **page_style("evaluation.css"),
+        names=names,
+        notes=notes,
+        threshold=f"{mistakes.threshold:.2f}",
+        mark=(100 * mistakes.threshold, f"threshold {mistakes.threshold:.2f}"),
+        headline=[(FIGURES[key], figures[key], figures["intervals"].get(key)) for key in _HEADLINE],
+        facts=[(FIGURES[key], figures[key]) for key in FIGURES if key not in _HEADLINE],
+        operating=[(name, curves[name][at]) for name in ("precision", "recall", "f1")],
+        precision_recall=_precision_recall(measured),
+        threshold_curves=[(name, _points(CONFIDENCES, curves[name.lower()])) for name in ("F1", "precision", "recall")],
+        confidences=_confidences(bins),
+        calibration=[("right", _points([mean for mean, _, _ in bins], [right for _, right, _ in bins]))],
+        calibration_error=f"{error:.3f}",
+        **_classes(measured, figures),
+        confusion=_confusion(measured, mistakes),
+        kinds=[(title, number(kinds[kind]), note) for kind, (title, note) in _KINDS.items()],
+        gallery=_gallery(measured, mistakes, images),
+        unsure=_unsure(measured, mistakes.threshold),
+        suspicious=_suspicious(measured, mistakes),
     )
 
 
