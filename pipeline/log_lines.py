@@ -91,9 +91,8 @@ class LogLines(logging.Handler):
         return f"{text}\n" if plain else f"{now.isoformat(timespec='seconds')}Z {text}\n"
 
     def close(self) -> None:
-        """Writes what is left, and closes the second handle."""
-        for rest in list(self._partial.values()):
-            self.write("\n") if rest else None
+        """Writes what this thread has left, and closes the second handle."""
+        self.write("\n")
         with contextlib.suppress(OSError):  # lines that could not be written
             self._kept.close() if self._kept else None
         self._kept = None
