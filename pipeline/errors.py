@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import _thread
 import argparse
+import contextlib
 import logging
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
 from pipeline.secrets import masked_text
 
 DONE, FAILED, WRONG, BUSY = 0, 1, 2, 3  # exit codes
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STOPPED = 128 + signal.SIGINT
 _AGAIN_SECONDS = 0.01
 
@@ -91,21 +93,19 @@ def run_command(work: Callable[[], int], failed: str, stopped: str = "stopped", 
     Returns:
       The exit code: that of the error's class, or 130 if the work was stopped.
     """
-    stops: list[int] = []
+    is_stopped = False
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        if not comes_again(number, frame):
-            stops.append(number)
-            raise KeyboardInterrupt
+    def stop() -> None:
+        nonlocal is_stopped
+        is_stopped = True
+        raise KeyboardInterrupt
 
     code, line = _STOPPED, ""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    has_ctrl_c = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell's background job ignores it
     try:
-        signal.signal(signal.SIGTERM, stop)
-        if before[signal.SIGINT] is signal.default_int_handler:  # a shell's background job ignores it
-            signal.signal(signal.SIGINT, stop)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        return work()
+        with signals_call(stop, SIGNALS if has_ctrl_c else (signal.SIGTERM,)):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            return work()
     except KeyboardInterrupt:
         pass
     except UserError as err:
@@ -113,10 +113,7 @@ def run_command(work: Callable[[], int], failed: str, stopped: str = "stopped", 
     except Exception as err:  # whatever storage says, the user gets one line
         logging.getLogger(__name__).info(failed, exc_info=err)
         code, line = failed_code, f"{failed}: {' '.join(str(err).split())[:500]}"
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler or signal.SIG_DFL)  # None: set by another language than Python
-    if stops or code == _STOPPED:  # modules in C replace a KeyboardInterrupt by errors of their own, such as pandas at its import
+    if is_stopped or code == _STOPPED:  # modules in C replace a KeyboardInterrupt by errors of their own, as pandas at its import
         print(stopped, file=sys.stderr)
         return _STOPPED
     from models.progress import printable
@@ -125,7 +122,23 @@ def run_command(work: Callable[[], int], failed: str, stopped: str = "stopped", 
     return code
 
 
-def comes_again(number: int, frame: FrameType | None) -> bool:
+@contextlib.contextmanager
+def signals_call(act: Callable[[], None], numbers: Sequence[int] = SIGNALS) -> Iterator[None]:
+    """While this lasts, signals with these numbers call `act`, which may raise."""
+
+    def called(number: int, frame: FrameType | None) -> None:
+        if not _comes_again(number, frame):
+            act()
+
+    before = {number: signal.signal(number, called) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)  # None: set by another language than Python
+
+
+def _comes_again(number: int, frame: FrameType | None) -> bool:
     """Whether a signal comes while its handler must not raise; it is then sent again in a moment.
 
     A `threading.Condition`, as futures and queues have one, that is being entered would stay locked. Who then waits for it, such

@@ -9,14 +9,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from types import FrameType
 from typing import Any, NoReturn
 
 from apache_beam.io.filesystems import FileSystems
 
 from pipeline import errors
 from pipeline.config import WriteConfig
-from pipeline.errors import DONE, FAILED, UserError, comes_again
+from pipeline.errors import DONE, FAILED, SIGNALS, UserError, signals_call
 from pipeline.log_lines import write_unlocked
 from pipeline.records import row_bytes
 from pipeline.report.annotate import annotate
@@ -196,7 +195,7 @@ def stopped_by_signals() -> Iterator[None]:
         _next_signal_ends_the_process()  # a store that is away may keep the job for minutes
         raise KeyboardInterrupt
 
-    with _signals_call(stop):
+    with signals_call(stop):
         try:
             yield
         except Exception as err:  # noqa: BLE001  the user gets one line for any error
@@ -214,27 +213,10 @@ def finished_by_signals(end: Callable[[], None]) -> Iterator[None]:
         _next_signal_ends_the_process()
         write_unlocked("stopping: finishing in-flight images")
 
-    with _signals_call(stop):
+    with signals_call(stop):
         yield
-
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def _next_signal_ends_the_process() -> None:
-    for number in _SIGNALS:
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
-
-
-@contextlib.contextmanager
-def _signals_call(act: Callable[[], None]) -> Iterator[None]:
-    def called(number: int, frame: FrameType | None) -> None:
-        if not comes_again(number, frame):
-            act()
-
-    before = {number: signal.signal(number, called) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, former in before.items():
-            signal.signal(number, former or signal.SIG_DFL)  # None: set by another language than Python
