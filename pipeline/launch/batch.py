@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import compress
 from typing import Any
 
-import apache_beam as beam
 from apache_beam.io.filesystems import FileSystems
 
 from pipeline import graph
@@ -31,6 +29,7 @@ from pipeline.read.done_rows import DoneRows
 from pipeline.read.list_images import check_inputs, folders_in_manifests, folders_of, list_images
 from pipeline.read.manifests import is_manifest
 from pipeline.read.names import is_container
+from pipeline.read.read_images import ReadImages
 from pipeline.records import DeadLetter, ImageRef, row_bytes
 from pipeline.results.completion import UNKNOWN, RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, SUMMARY, check_output
@@ -44,7 +43,7 @@ from pipeline.storage.cloud import GS
 from pipeline.storage.files import exists
 from pipeline.storage.listing import MAX_PARALLEL, files_of, location_of
 from pipeline.write.exports import export
-from pipeline.write.write_shards import read_stats
+from pipeline.write.write_shards import WriteShards, read_stats
 
 _BUSY_SECONDS = 3600.0  # longest wait for another run of this command
 
@@ -167,9 +166,8 @@ def _run_to_end(job: Job, run: Run, model: tuple[str, str]) -> int:
     sink.check()
     # Where rows count as done, perhaps no image is new, and so the first new one loads the model.
     lazily = done is not None and (not job.in_process or len(done.keys) > 0)
-    build = functools.partial(graph.build, config=config, source=source, sink=sink, lazily=lazily)
     with run.opened():
-        facts, of_model = _run_graph(job, run, build, lazily=lazily)
+        facts, of_model = _run_graph(job, run, source, sink, lazily=lazily)
         stats = read_stats(run)
         stats.take_model(of_model)
         facts = facts if job.in_process else facts.elsewhere(stats.began)
@@ -193,7 +191,7 @@ def _export(config: Config, model: tuple[str, str], stats: JobStats) -> None:
     say([f"exported {done.rows} rows: {', '.join(done.files)}"])
 
 
-def _run_graph(job: Job, run: Run, build: Callable[[beam.Pipeline], None], *, lazily: bool) -> tuple[RunFacts, JobStats]:
+def _run_graph(job: Job, run: Run, source: ReadImages, sink: WriteShards, *, lazily: bool) -> tuple[RunFacts, JobStats]:
     """Runs the graph to its end, when all rows are durable; also returns the facts of its model."""
     config, launched_at, reports = job.config, time.time(), WorkerReports(run)
     with (
@@ -202,7 +200,7 @@ def _run_graph(job: Job, run: Run, build: Callable[[beam.Pipeline], None], *, la
         job.runner.served(job.options),
     ):
         pipeline = job.pipeline()
-        build(pipeline)
+        graph.build(pipeline, config, source, sink, lazily=lazily)
         _wait(job, pipeline.run())
         # else the first new image has loaded it, if there was one and it was detected here
         in_use = detector_in_use(config.model, config.detect, graph.samples_kept(config), config.read)
