@@ -137,13 +137,9 @@ def _done(config: Config, version: RowVersion, run: str = "") -> DoneRows | None
     patterns = config.all_patterns()
     named = any(map(is_manifest, patterns)) or config.retry_dead  # these may name anybody's images
     folders = (location_of(pattern).folder for pattern in patterns)
-    prefixes = ("",) if named else tuple(map(_beginning, (*config.stream.allow_uri_prefix, *folders)))
-    return DoneRows(config.output, version, not config.retry_dead, prefixes, run)
-
-
-def _beginning(folder: str) -> str:
-    """What the URIs of a folder's images begin with; empty where that is not known, as of addresses and of links on a disk."""
-    return folder if folder.startswith(GS) else ""
+    # what the images' URIs begin with; empty where that is not known, as of addresses and of links on a disk
+    prefixes = (folder if folder.startswith(GS) else "" for folder in (*config.stream.allow_uri_prefix, *folders))
+    return DoneRows(config.output, version, not config.retry_dead, ("",) if named else tuple(prefixes), run)
 
 
 def _lock_of(job: Job, model: tuple[str, str]) -> str:
