@@ -51,7 +51,6 @@ def unpack(kind: type[_T], content: bytes) -> _T:
 
 
 def _with_texts(plain: Any, change: Callable[[str], str]) -> Any:
-    """Plain containers with each text changed."""
     if isinstance(plain, str):
         return change(plain)
     if isinstance(plain, dict):

@@ -227,17 +227,12 @@ class FlinkJob:
         return True
 
     def _why_failed(self) -> str:
-        """Why the job has failed, in one line."""
         found = self._ask("/exceptions")
         entries = (found.get("exceptionHistory") or {}).get("entries") or []
         return _reason(str(entries[0]["stacktrace"] if entries else found.get("root-exception") or "Flink does not say why"))
 
     def _restarts(self, why: str, *, begins: bool) -> None:
-        """Says why the job restarts; ends it where a worker has said at its begin what the user must mend.
-
-        Raises:
-          RuntimeError: It is ended.
-        """
+        """Says why the job restarts; ends it where a worker has said at its begin what the user must mend."""
         if begins and why.startswith("pipeline.errors."):
             self.cancel()
             raise RuntimeError(why)

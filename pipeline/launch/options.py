@@ -116,11 +116,7 @@ def beam_options(config: Config, beam_flags: Sequence[str]) -> PipelineOptions:
 
 
 def _check_workers(config: Config, runner: Runner, options: PipelineOptions) -> None:
-    """Checks that a runner can start the workers that the config describes, and that they can write the results.
-
-    Raises:
-      ConfigError: One of these does not hold.
-    """
+    """Checks that a runner can start the workers that the config describes, and that they can write the results."""
     if config.worker.accelerator and not runner.has_own_machines:
         able = " or ".join(other.name for other in RUNNERS if other.has_own_machines)
         raise ConfigError(f"worker.accelerator: expected {able}, which fits machines; got {runner.name}")
@@ -146,7 +142,6 @@ def _set_unless_asked(options: PipelineOptions, runner: Runner, mode: str) -> No
 
 
 def _check_known(flags: Sequence[str]) -> None:
-    """Checks that Beam knows each flag; Beam itself would only warn."""
     known = _parser_of_beam()
     unknown = known.parse_known_args(flags)[1]
     if not unknown:
@@ -187,11 +182,6 @@ def _as_flags(name: str, value: Any) -> list[str]:
 
 
 def _check_reachable(endpoint: str) -> None:
-    """Checks that a server listens at an endpoint.
-
-    Raises:
-      RunnerError: None does.
-    """
     host, _, port = endpoint.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=5).close()

@@ -157,7 +157,6 @@ def jpeg_url(jpeg: bytes) -> str:
 
 
 def _sample(purpose: str, image: DetectedImage) -> dict[str, Any]:
-    """What the page shows of one image."""
     found, uri = image.detections, image.ref.uri
     classes = collections.Counter(found.class_names).most_common()
     names = ", ".join(f"{n} {name}" for name, n in classes[:6]) + (", …" if len(classes) > 6 else "")
