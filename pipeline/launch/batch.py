@@ -31,8 +31,8 @@ from pipeline.read.manifests import is_manifest
 from pipeline.read.names import is_container
 from pipeline.read.read_images import ReadImages
 from pipeline.records import DeadLetter, ImageRef, row_bytes
-from pipeline.results.completion import UNKNOWN, RowVersion
-from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, SUMMARY, check_output
+from pipeline.results.completion import RowVersion
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, SUMMARY, check_output, check_reports
 from pipeline.results.lock import locked
 from pipeline.results.newest import Wanted
 from pipeline.results.run import Run
@@ -82,7 +82,8 @@ def _allowing_inputs(config: Config) -> Config:
 def show_plan(job: Job) -> int:
     """Dry run: prints what a run would do, what it detects in a few images, and what is wrong; writes nothing."""
     config = job.config
-    graph.sink_of(config, Run.new(config.output), UNKNOWN).check(write=False)
+    check_output(config.output, write=False)
+    check_reports(config.output)
     detector = load_detector(config)
     patterns = config.all_patterns()
     left_out: Counter[str] = Counter()
@@ -159,7 +160,7 @@ def _run_to_end(job: Job, run: Run, model: tuple[str, str]) -> int:
     done = _done(config, version, run.name)
     workers = None if job.in_process else graph.worker_context(config, run)
     source, sink = graph.source_of(config, done, workers), graph.sink_of(config, run, version, workers)
-    sink.check()
+    check_reports(config.output)
     # Where rows count as done, perhaps no image is new, and so the first new one loads the model.
     lazily = done is not None and (not job.in_process or len(done.keys) > 0)
     with run.opened():

@@ -25,7 +25,6 @@ from pipeline.config import WriteConfig
 from pipeline.errors import OutputError
 from pipeline.records import DeadLetter, DetectedImage
 from pipeline.results.completion import RowVersion
-from pipeline.results.layout import check_output, check_reports
 from pipeline.results.rows import record_bytes, rows_by_kind
 from pipeline.results.run import Run
 from pipeline.results.shards import publish_shard, stage_shard, write_shard
@@ -75,11 +74,6 @@ class WriteShards(beam.PTransform):
 
     def __post_init__(self) -> None:
         super().__init__()
-
-    def check(self, *, write: bool = True) -> None:
-        """Makes sure that the folder can be written, and that no report replaces a file of others."""
-        check_output(self.run.output, write)
-        check_reports(self.run.output)
 
     def expand(self, results: Results) -> beam.PCollection[None]:
         """Wires the writing, the names of staged shards, and the statistics."""
