@@ -17,6 +17,7 @@ from models.evaluate.coco_matching import RECALLS, Boxes, Floats
 from models.evaluate.detection_rows import unpacked
 from models.evaluate.mistakes import CONFIDENCES, Kind, Mistake, Mistakes, calibration, threshold_curves, unsure_first
 from models.progress import shown as progress
+from pipeline.report.annotate import marked_jpeg
 from pipeline.report.charts import Bar
 from pipeline.report.formats import counted, number
 from pipeline.report.page import environment, jpeg_url, page_style
@@ -234,9 +235,7 @@ def _opened(uri: str, folder: str) -> Image.Image | None:
 
 def _jpeg(image: Image.Image) -> str:
     image.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE))
-    written = io.BytesIO()
-    image.save(written, "JPEG", quality=_JPEG_QUALITY)
-    return jpeg_url(written.getvalue())
+    return jpeg_url(marked_jpeg(image, _JPEG_QUALITY))
 
 
 def _unsure(measured: Measurement, threshold: float) -> list[tuple[str, str, str]]:
