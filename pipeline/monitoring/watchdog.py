@@ -17,12 +17,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from pipeline.errors import FAILED
 from pipeline.log_lines import write_unlocked
 from pipeline.stats.process import PARTS, PROCESS, Part
 
 _LOOK_SECONDS = 1.0
 _LOOKS = 20  # at least so many before a part is stuck
-_FAILED = 1
 
 
 def end_stuck(name: str, part: Part, *, in_log: bool = False) -> None:
@@ -34,7 +34,7 @@ def end_stuck(name: str, part: Part, *, in_log: bool = False) -> None:
     waits = f"{part.waiting} waiting, none done for {part.stalled_s:.0f} s (stuck_after_s)"
     # without a lock, since a stuck thread may hold that of the log
     write_unlocked(f"error: the job is stuck in its {name}: {waits}; the stacks of all threads are in {place}", "ERROR")
-    os._exit(_FAILED)
+    os._exit(FAILED)
 
 
 class Watchdog:
