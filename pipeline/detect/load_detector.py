@@ -41,7 +41,7 @@ def shared_detector(
         with _loading:
             if key not in _detectors:
                 detector = load_detector(*key)
-                PROCESS.model = detector
+                PROCESS.model_stats = detector.model_stats
                 freeze_gc()
                 _detectors[key] = detector
     return _detectors[key]

@@ -7,19 +7,12 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from pipeline.stats.job_stats import JobStats
 
 _BACKLOG_SECONDS = 20.0  # after the last message, the backlog has no age
-
-
-class Model(Protocol):
-    """The detector of a process, or what its launcher knows of those of the workers."""
-
-    def model_stats(self, wait_s: float = 0.0) -> JobStats:
-        """Facts of the model in use, and figures of its canary; waits up to so many seconds for its images under way."""
 
 
 class Part:
@@ -75,8 +68,8 @@ class ProcessState:
       counted: Statistics that grow with each count of this process; guarded by `lock`.
       lock: For a moment only.
       waiting_for: What the job waits for while no image is done; empty: nothing.
-      model: The model in use.
-      model_events: What happened to its versions, by the name of the Beam counter; guarded by `lock`.
+      model_stats: Gives the facts of the model in use, and the figures of its canary.
+      model_events: What happened to the model's versions, by the name of the Beam counter; guarded by `lock`.
       entered: Staging folders of the runs that this process has joined as a worker; guarded by `entering`.
       entering: Held while a worker checks what it can reach.
       summary: The content of the last job's summary.json; empty before its end.
@@ -92,7 +85,7 @@ class ProcessState:
         self.counted: list[JobStats] = []
         self.lock = threading.Lock()
         self.waiting_for = ""
-        self.model: Model | None = None
+        self.model_stats: Callable[[], JobStats] = JobStats
         self.model_events: Counter[str] = Counter()
         self.entered: set[str] = set()
         self.entering = threading.Lock()
@@ -132,7 +125,7 @@ class ProcessState:
 
     def stats_of(self, counted: JobStats) -> JobStats:
         """A consistent copy of statistics that threads are adding to, with the facts of this process's model."""
-        model = self.model.model_stats() if self.model else JobStats()
+        model = self.model_stats()
         with self.lock:
             stats = counted.copy()
             stats.model_events = self.model_events.copy()

@@ -33,7 +33,7 @@ class Display(io.StringIO):
         monkeypatch.setattr("sys.stderr", self)
         monkeypatch.setattr(progress, "_LINE_SECONDS", 0.01)
         monkeypatch.setattr(PROCESS, "waiting_for", "")
-        monkeypatch.setattr(PROCESS, "model", None)
+        monkeypatch.setattr(PROCESS, "model_stats", JobStats)
 
     def isatty(self):
         return self.is_terminal

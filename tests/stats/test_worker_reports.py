@@ -85,7 +85,7 @@ def of_model(images):
 
 def report(staging, process, images=None):
     """Writes the report of a worker whose canary has received so many images; of one that has no model yet."""
-    process.model = SimpleNamespace(model_stats=lambda: of_model(images)) if images else None
+    process.model_stats = lambda: of_model(images) if images else JobStats()
     process.model_events = Counter(swaps=1)
     StatsReporter(staging, lambda: process.stats_of(JobStats())).flush()
 
