@@ -72,9 +72,8 @@ class JobReport:
             sample_name(number, image.ref.uri): jpeg for number, ((_, image), jpeg) in enumerate(drawn[: self.write.samples], 1)
         }
         samples = list(contents)
-        examples = [letter for letters in stats.dead_examples.values() for letter in letters]
         disagreements = stats.canary.pictures() if stats.canary else []
-        report = render_report(summary, [sample for sample, _ in drawn[:REPORT_SAMPLES]], examples, disagreements)
+        report = render_report(summary, [sample for sample, _ in drawn[:REPORT_SAMPLES]], stats.dead_examples, disagreements)
         contents[REPORT] = report.encode("utf-8", "backslashreplace")
         contents[SUMMARY] = row_bytes({**summary, "run": run, "samples": samples}, indent=2) + b"\n"
         earlier = read_summary(self.results)

@@ -56,10 +56,9 @@ class LivePage:
     def _html(self, stats: JobStats, now: float) -> str:
         ready = max(self._started, min(stats.began, now))
         facts = RunFacts(self._started, ready, now, "", self._config.as_dict())
-        letters = [letter for letters in stats.dead_examples.values() for letter in letters]
         recent = [*self._since(stats, now - (self._seen_at or ready)), ("Running for", duration(now - self._started))]
         live = {"facts": recent, "every_s": _EVERY_S}
-        return render_report(summarise(stats, facts), chosen(stats.pictures, REPORT_SAMPLES), letters, live=live)
+        return render_report(summarise(stats, facts), chosen(stats.pictures, REPORT_SAMPLES), stats.dead_examples, live=live)
 
     def _since(self, stats: JobStats, seconds: float) -> list[tuple[str, str]]:
         """What happened since the last load of the page, so many seconds ago."""

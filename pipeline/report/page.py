@@ -40,7 +40,7 @@ Picture = tuple[str, DetectedImage]  # its title, a result
 def render_report(
     summary: Mapping[str, Any],
     samples: Sequence[Picture],
-    dead_letters: Sequence[DeadLetter],
+    dead_examples: Mapping[str, Sequence[DeadLetter]],
     disagreements: Sequence[Picture] = (),
     live: Mapping[str, Any] | None = None,
 ) -> str:
@@ -49,7 +49,7 @@ def render_report(
     Args:
       summary: The result of `summarise`.
       samples: Results to show as pictures, each with its purpose; one without a thumbnail gets a placeholder.
-      dead_letters: All or examples of each reason.
+      dead_examples: Dead letters of each reason, all or some.
       disagreements: Images on which the canary and the version in use differ, each twice: one result after the other.
       live: Further values of `live.html`, for a job that still runs, which also has images in flight.
     """
@@ -72,7 +72,7 @@ def render_report(
         "parts": [(name, amount / max(images["read"], 1)) for name, _, amount, _ in outcomes],
         "adds_up": live or not missing,
         "facts": _facts(summary, unit),
-        "reasons": _reasons(summary["dead_by_reason"], dead_letters),
+        "reasons": _reasons(summary["dead_by_reason"], dead_examples),
         "samples": [_sample(*picture) for picture in samples],
         **_charts(summary, unit),
         "canary": summary.get("canary"),
@@ -202,11 +202,11 @@ def _confidences(bins: Sequence[int]) -> list[Bar]:
     return bars([(f"{start:.1f} to {start + width:.1f}", n, number(n), "") for start, n in reversed(pairs[lowest:])])
 
 
-def _reasons(dead_by_reason: Mapping[str, int], dead_letters: Sequence[DeadLetter]) -> list[dict[str, Any]]:
+def _reasons(dead_by_reason: Mapping[str, int], dead_examples: Mapping[str, Sequence[DeadLetter]]) -> list[dict[str, Any]]:
     """What the page shows of each reason, the most frequent first."""
     reasons = []
     for reason, parts, amount, _ in bars([(reason, n, number(n), "") for reason, n in dead_by_reason.items()]):
-        letters = [letter for letter in dead_letters if letter.reason == reason]
+        letters = dead_examples.get(reason, ())
         stages = sorted({letter.stage for letter in letters})
         meanings = [REASONS[stage][reason] for stage in stages if reason in REASONS.get(stage, ())]
         reasons.append(

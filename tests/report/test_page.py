@@ -82,7 +82,10 @@ EMPTY = summarise(JobStats(), RunFacts(0, 1, 2, "run", Config().as_dict()))
 
 def render(changes, samples=(), dead_letters=()):
     """The page of a job without images, but for some keys of its summary."""
-    return report.render_report({**EMPTY, **changes}, list(samples), list(dead_letters))
+    examples = {
+        reason: [each for each in dead_letters if each.reason == reason] for reason in {each.reason for each in dead_letters}
+    }
+    return report.render_report({**EMPTY, **changes}, list(samples), examples)
 
 
 def a_summary(word="word", **changes):
@@ -125,7 +128,9 @@ def letter(word="word", reason=None):
 
 
 def rendered(word):
-    return report.render_report(a_summary(word), [sample(f"/photos/{word}", (word, word)), sample(word, (), b"")], [letter(word)])
+    return report.render_report(
+        a_summary(word), [sample(f"/photos/{word}", (word, word)), sample(word, (), b"")], {word: [letter(word)]}
+    )
 
 
 @pytest.mark.parametrize("word", HOSTILE)
@@ -177,7 +182,7 @@ def test_the_content_security_policy_allows_this_style_and_no_script():
 
 
 def test_the_counts_are_shown_as_a_sum_and_a_stream_counts_messages():
-    batch, stream = (Page(report.render_report(a_summary(mode=mode), [], [])).text for mode in ("batch", "streaming"))
+    batch, stream = (Page(report.render_report(a_summary(mode=mode), [], {})).text for mode in ("batch", "streaming"))
     assert "1,820images read=1,803detected+11dead letters+6skipped" in batch and "Images per second48.7" in batch
     assert "1,820messages read=" in stream and "Messages per second48.7" in stream
     assert "do not add up" not in batch

@@ -63,8 +63,8 @@ def test_of_two_processes_the_images_that_differ_most_are_kept_and_each_once():
 def test_the_report_has_a_part_for_a_canary_with_both_results_in_an_image_that_they_differ_on():
     figures = CanaryStats("8", "7", images=1)
     figures.add_disagreement(disagreement(2, "/photos/a.jpg", sample()[1].thumbnail))
-    page = Page(render_report(summary(figures), [sample()], [], figures.pictures()))
+    page = Page(render_report(summary(figures), [sample()], {}, figures.pictures()))
     assert "Version 8 beside version 7." in page.text and "Where they differ most" in page.text_of("h3")
     assert [text for text in page.text_of("b") if text in ("Version 1", "Canary 8")] == ["Version 1", "Canary 8"]
     assert page.text_of("span").count("a.jpg") == 2
-    assert "Canary" not in Page(render_report(summary(None), [], [])).text_of("h2")
+    assert "Canary" not in Page(render_report(summary(None), [], {})).text_of("h2")

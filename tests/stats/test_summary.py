@@ -210,5 +210,5 @@ def test_a_summary_names_what_looks_wrong(kinds, expected):
     note, *warnings = summary["warnings"]
     assert note == "a note on the model"
     assert [warning.startswith(start) for warning, start in zip(warnings, expected, strict=True)] == [True] * len(expected)
-    page = render_report(summary, [], [])
+    page = render_report(summary, [], {})
     assert all(warning in page for warning in summary["warnings"])

@@ -63,7 +63,7 @@ def test_the_summary_has_both_latencies_under_their_own_names(minute):
     summary = summarise(minute, facts)
     assert (summary["event_to_publish_ms"]["max"], summary["latency_ms"]["max"]) == (10_000, 2000)
     assert {*summary["over_time"]} == {"event_to_publish_ms"}
-    page = render_report(summary, [], [])
+    page = render_report(summary, [], {})
     assert page.count("event-to-publish, ") == page.count("in-hand-to-result, ") == 4
     assert "event_to_publish_ms" not in summarise(JobStats(), facts), "a batch job publishes nothing"
 
