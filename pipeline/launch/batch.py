@@ -20,7 +20,7 @@ from pipeline.config import Config
 from pipeline.detect.load_detector import detector_in_use
 from pipeline.errors import DONE, FAILED, BusyError, InputError
 from pipeline.launch.dry_run import first_images, input_lines, model_lines, say, tried
-from pipeline.launch.finalize import JobReport, clean_up, stopped_by_signals
+from pipeline.launch.finalize import JobReport, clean_up, names_of_files, stopped_by_signals
 from pipeline.launch.loading import detector_loading, load_detector, model_known
 from pipeline.launch.options import CANARY_SECONDS, Job, checked_job
 from pipeline.log_lines import bind_run_id
@@ -105,7 +105,7 @@ def show_plan(job: Job) -> int:
     say(f"         from {pattern}" for pattern in patterns if is_container(pattern) or is_manifest(pattern))
     say([f"         of {config.dates}"] if config.dates else [])
     say(model_lines(detector, config))
-    say([f"runner   {config.runner}", f"output   {config.output} ({', '.join(_ending(config).files())})"])
+    say([f"runner   {config.runner}", f"output   {config.output} ({', '.join(names_of_files(config.write))})"])
     succeeded = tried(detector, first_images((ref.location for ref in new), config))
     say(["dry run: nothing was written"])
     if not succeeded:
@@ -170,7 +170,7 @@ def _run_to_end(job: Job, run: Run, model: tuple[str, str]) -> int:
         facts = facts if job.in_process else facts.elsewhere(stats.began)
         if not (stats.named or config.allow_empty):
             raise _nothing(config)
-        code = _ending(config).finish(stats, facts, run.name)
+        code = JobReport(run, config.write, config.max_dead_share).finish(stats, facts)
         _export(config, model, stats)
     clean_up(config.output)
     return code
@@ -218,7 +218,3 @@ def _wait(job: Job, running: Any) -> None:
 
 def _nothing(config: Config) -> InputError:
     return InputError(f"input {', '.join(config.input)}: names no image")
-
-
-def _ending(config: Config) -> JobReport:
-    return JobReport(config.output, config.write, config.max_dead_share)

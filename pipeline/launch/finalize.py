@@ -37,34 +37,24 @@ class JobReport:
     """Makes the reports of a job and its exit code.
 
     Attributes:
-      results: The results folder.
+      run: The run.
       write: How many samples go to files and to the report.
       max_dead_share: The job fails if a larger share of the images that it tried failed; a stream never fails for it.
     """
 
-    results: str
+    run: Run
     write: WriteConfig
     max_dead_share: float = 1.0
 
-    def finish(self, stats: JobStats, facts: RunFacts, run: str) -> int:
-        """Writes summary, report and samples of a run, prints the outcome in a few lines, and returns the exit code."""
+    def finish(self, stats: JobStats, facts: RunFacts) -> int:
+        """Writes summary, report and samples, prints the outcome in a few lines, and returns the exit code."""
         summary = summarise(stats, facts)
-        PROCESS.summary = {"run": run, **summary}
-        self._write(summary, stats, run)
+        PROCESS.summary = {"run": self.run.name, **summary}
+        self._write(summary, stats)
         self._say(summary, stats.canary.line() if stats.canary else "")
         return self._judge(summary["images"], stats)
 
-    def files(self, detected: bool = True, dead: bool = True) -> list[str]:
-        """The names of the written files, for a person, if any image is `detected`, or `dead`."""
-        optional = {
-            "detections/": detected,
-            "dead_letters/": dead,
-            f"{EXPORTS}/": detected and bool(self.write.export),
-            "samples/": detected and self.write.samples > 0,
-        }
-        return [REPORT, SUMMARY, *(name for name, wanted in optional.items() if wanted)]
-
-    def _write(self, summary: dict[str, Any], stats: JobStats, run: str) -> None:
+    def _write(self, summary: dict[str, Any], stats: JobStats) -> None:
         """Writes the reports to `runs/<run>/`, then their copies to the top if the run has tried any image; the summary last."""
         wanted = max(self.write.samples, REPORT_SAMPLES)
         drawn = [(sample, jpeg) for sample in chosen(stats.pictures, wanted) if (jpeg := annotate(sample[1]))]
@@ -75,18 +65,18 @@ class JobReport:
         disagreements = stats.canary.pictures() if stats.canary else []
         report = render_report(summary, [sample for sample, _ in drawn[:REPORT_SAMPLES]], stats.dead_examples, disagreements)
         contents[REPORT] = report.encode("utf-8", "backslashreplace")
-        contents[SUMMARY] = row_bytes({**summary, "run": run, "samples": samples}, indent=2) + b"\n"
-        earlier = read_summary(self.results)
+        contents[SUMMARY] = row_bytes({**summary, "run": self.run.name, "samples": samples}, indent=2) + b"\n"
+        earlier = read_summary(self.run.output)
         stale = [each for each in earlier.get("samples", ()) if each not in contents and is_sample_name(each)]
         has_tried = summary["images"]["read"] > summary["images"]["skipped"] or not earlier
-        is_newest = has_tried and not _is_fresh(f"{self.results}/{SUMMARY}")
-        for folder in (Run(self.results, run).reports, *([self.results] if is_newest else [])):
+        is_newest = has_tried and not _is_fresh(f"{self.run.output}/{SUMMARY}")
+        for folder in (self.run.reports, *([self.run.output] if is_newest else [])):
             for each, content in contents.items():
-                write_file(f"{folder}/{each}", content, Run(self.results, run).folder)
-        delete_files(f"{self.results}/{each}" for each in stale if is_newest)
+                write_file(f"{folder}/{each}", content, self.run.folder)
+        delete_files(f"{self.run.output}/{each}" for each in stale if is_newest)
 
     def _say(self, summary: dict[str, Any], canary: str) -> None:
-        images = summary["images"]
+        images, model = summary["images"], _named(summary["model"])
         before = f" ({summary['done_before']} of them done before)" if summary["done_before"] else ""
         submission = f" and {summary['submission_seconds']:.1f} s of submission" if "submission_seconds" in summary else ""
         print(
@@ -95,9 +85,7 @@ class JobReport:
             f"{summary['wall_seconds']:.1f} s after {summary['startup_seconds']:.1f} s of start-up{submission}"
         )
         if summary["done_before"] and images["read"] == images["skipped"]:
-            print(
-                f"nothing is new: each image has a row of model {_named(summary['model'])} and these settings in {self.results}"
-            )
+            print(f"nothing is new: each image has a row of model {model} and these settings in {self.run.output}")
             return
         for reason, count in summary["dead_by_reason"].items():
             print(f"  dead: {count} {reason}")
@@ -111,8 +99,8 @@ class JobReport:
                 print("  not allowed are images outside of the folders that --input and --allow-uri-prefix name")
         if canary:
             print(f"  {canary}")
-        files = ", ".join(self.files(images["detected"] > 0, images["dead"] > 0))
-        print(f"results of model {_named(summary['model'])} in {self.results}: {files}")
+        files = ", ".join(names_of_files(self.write, images["detected"] > 0, images["dead"] > 0))
+        print(f"results of model {model} in {self.run.output}: {files}")
 
     def _judge(self, images: dict[str, int], stats: JobStats) -> int:
         lost = images["read"] - images["detected"] - images["dead"] - images["skipped"]
@@ -122,11 +110,22 @@ class JobReport:
         if stats.dead_share > self.max_dead_share:
             print(
                 f"error: {stats.failed} of {stats.detected + stats.failed} images failed, more than max_dead_share = "
-                f"{self.max_dead_share:g}{_commonest(stats)}; see {self.results}/dead_letters",
+                f"{self.max_dead_share:g}{_commonest(stats)}; see {self.run.output}/dead_letters",
                 file=sys.stderr,
             )
             return FAILED
         return DONE
+
+
+def names_of_files(write: WriteConfig, detected: bool = True, dead: bool = True) -> list[str]:
+    """The names of the files that a job writes, for a person, if any image is `detected`, or `dead`."""
+    optional = {
+        "detections/": detected,
+        "dead_letters/": dead,
+        f"{EXPORTS}/": detected and bool(write.export),
+        "samples/": detected and write.samples > 0,
+    }
+    return [REPORT, SUMMARY, *(name for name, wanted in optional.items() if wanted)]
 
 
 def _named(model: Mapping[str, Any]) -> str:

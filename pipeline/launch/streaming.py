@@ -124,7 +124,7 @@ def run(job: Job) -> int:
             ended = stats()
             ended.take_model(of_model)
             facts = facts.elsewhere(ended.began) if reports else facts
-            code = JobReport(results, config.write).finish(ended, facts, this_run.name)
+            code = JobReport(this_run, config.write).finish(ended, facts)
             clean_up(results)
             return code
 

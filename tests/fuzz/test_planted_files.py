@@ -135,7 +135,7 @@ def a_job(output, own):
         write_rows(output, [detected("2.jpg")], run=run.name)
         check_reports(output)
         facts = RunFacts(0.0, 1.0, 2.0, "command", Config().as_dict())
-        JobReport(output, WriteConfig()).finish(JobStats(read=1, skipped=1), facts, run.name)
+        JobReport(run, WriteConfig()).finish(JobStats(read=1, skipped=1), facts)
         if "stats" in own:
             read_stats(run)
     remove_abandoned(output)

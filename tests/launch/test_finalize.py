@@ -8,6 +8,7 @@ import pytest
 from pipeline.config import Config, WriteConfig
 from pipeline.errors import DONE
 from pipeline.launch.finalize import JobReport
+from pipeline.results.run import Run
 from pipeline.stats.job_stats import JobStats, merge_stats
 from pipeline.stats.summary import RunFacts
 from tests.forked_jobs import Moment
@@ -91,5 +92,5 @@ def test_a_thumbnail_that_is_no_picture_costs_the_job_its_sample_alone(tmp_path)
     """The statistics of workers pass storage, where somebody may plant any bytes."""
     stats = merge_stats([tally_of([detected(0, thumbnail=b"no picture")]), JobStats(read=1)], 3)
     facts = RunFacts(1000.0, 1002.5, 1004.5, "run", Config().as_dict())
-    assert JobReport(str(tmp_path), WriteConfig(samples=3), 0.5).finish(stats, facts, "run") == DONE
+    assert JobReport(Run(str(tmp_path), "run"), WriteConfig(samples=3), 0.5).finish(stats, facts) == DONE
     assert json.loads((tmp_path / "summary.json").read_text())["samples"] == []

@@ -7,6 +7,7 @@ from pipeline import run
 from pipeline.config import Config, WriteConfig
 from pipeline.launch import finalize
 from pipeline.launch.finalize import JobReport
+from pipeline.results.run import Run
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.summary import RunFacts
 from tests.launch.jobs import without_run, write_images
@@ -62,7 +63,7 @@ def test_jobs_that_end_together_write_the_reports_at_the_top_once(gcs_bucket, mo
     out, facts, on_top = f"gs://{gcs_bucket.name}/out", RunFacts(1.0, 1.0, 2.0, "a command", Config().as_dict()), []
     for run_name, fresh_seconds in (("a", 1e9), ("b", 1e9), ("c", 0.0)):
         monkeypatch.setattr(finalize, "_FRESH_SECONDS", fresh_seconds)
-        JobReport(out, WriteConfig()).finish(JobStats(read=1), facts, run_name)
+        JobReport(Run(out, run_name), WriteConfig()).finish(JobStats(read=1), facts)
         assert gcs_bucket.get_blob(f"out/runs/{run_name}/summary.json")
         on_top.append(json.loads(gcs_bucket.get_blob("out/summary.json").download_as_bytes())["run"])
     assert on_top == ["a", "a", "c"]

@@ -114,7 +114,7 @@ def reported(output, samples):
     stats = JobStats(read=1)
     stats.add_detected([DetectedImage(ImageRef("a.jpg"), 64, 48, "m", "1", nothing, thumbnail=thumbnail)], 3)
     facts = RunFacts(0.0, 1.0, 2.0, "command", Config().as_dict())
-    JobReport(output, WriteConfig(samples=samples)).finish(stats, facts, "0a1b")
+    JobReport(Run(output, "0a1b"), WriteConfig(samples=samples)).finish(stats, facts)
 
 
 def test_what_this_program_wrote_is_replaced_and_samples_of_somebody_else_stay(output):
