@@ -11,28 +11,15 @@ import io
 import re
 import struct
 
-from PIL import (
-    BmpImagePlugin,
-    GifImagePlugin,
-    Image,
-    Jpeg2KImagePlugin,
-    JpegImagePlugin,
-    PngImagePlugin,
-    PpmImagePlugin,
-    TgaImagePlugin,
-    TiffImagePlugin,
-    WebPImagePlugin,
-)
+from PIL import Image, Jpeg2KImagePlugin, JpegImagePlugin, TgaImagePlugin, TiffImagePlugin, WebPImagePlugin
 
 from pipeline.failures import ImageError
 from pipeline.feed.decoders import opencv_8_bit
 from pipeline.feed.formats import Size, corrupt, not_read
 
-# Pillow imports all of its formats if one of these is missing
-PLUGINS = (
-    *(BmpImagePlugin, GifImagePlugin, Jpeg2KImagePlugin, JpegImagePlugin, PngImagePlugin),
-    *(PpmImagePlugin, TgaImagePlugin, TiffImagePlugin, WebPImagePlugin),
-)
+# Pillow imports all of its formats if one is missing that is read
+Image.preinit()  # BMP, GIF, JPEG, PNM and PNG
+PLUGINS = (Jpeg2KImagePlugin, TgaImagePlugin, TiffImagePlugin, WebPImagePlugin)
 Image.MAX_IMAGE_PIXELS = None  # `decode_image` has the limit
 
 _ORIENTATION = 0x0112  # a tag of Exif
@@ -179,9 +166,8 @@ def _open_other(name: str, content: bytes) -> OpenedImage:
     try:
         image = open_with_pillow(name, content)
     except Exception:
-        pixels = (
-            opencv_8_bit(name, content) if name in ("BMP", "TIFF", "PPM") else None
-        )  # it reads some BMP files that Pillow does not
+        # OpenCV reads some BMP files that Pillow does not
+        pixels = opencv_8_bit(name, content) if name in ("BMP", "TIFF", "PPM") else None
         if pixels is None:
             raise
         return OpenedImage(name, content, pixels.shape[1::-1])
