@@ -111,9 +111,9 @@ class Batcher:
                 raise answer.error
         return sorted(found, key=lambda part: part.start)
 
-    def isolate(self, batch_size: int) -> None:
+    def isolate(self) -> None:
         """From now on each image is a batch of its own, filled with copies of itself; for a model that mixes images."""
-        self._alone, self._sizes = True, (batch_size,)
+        self._alone = True
 
     def warm_up(self, *, at_once: bool = True) -> None:
         """Runs every batch size once, so that no image pays for a first call.

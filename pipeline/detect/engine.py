@@ -104,7 +104,6 @@ class OpenedModel(NamedTuple):
     Attributes:
       engine: Runs it.
       metadata: What it expects and returns.
-      batch: Images of each run, of a model of a fixed batch; None for any number.
       mixes: Whether it is known to mix the images of a batch.
       warmup_requests: Encoded images, or arrays `(n, H, W, 3) uint8`, on which it must not fail before it is used.
       version: Of a server's model.
@@ -113,7 +112,6 @@ class OpenedModel(NamedTuple):
 
     engine: Engine
     metadata: DetectorMetadata
-    batch: int | None = None
     mixes: bool = False
     warmup_requests: tuple[bytes | np.ndarray, ...] = ()
     version: str = ""

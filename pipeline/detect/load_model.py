@@ -127,12 +127,11 @@ def _warm(
     try:
         with contextlib.suppress(OutOfMemory):  # the warm-up finds the batch size that fits
             if batcher.batch_sizes != (1,) and (opened.mixes or batcher.mixes_images()):
-                size = opened.batch or 1
-                batcher.isolate(size)
+                batcher.isolate()
                 mixes = (
                     "picks rows of a whole batch, which would mix its images" if opened.mixes else "mixes the images of a batch"
                 )
-                notes = (f"model {folder} {mixes}: it gets one image at a time (batch size {size})",)
+                notes = (f"model {folder} {mixes}: it gets one image at a time (batch size {batcher.batch_sizes[0]})",)
                 print(notes[0], file=sys.stderr)
         batcher.warm_up(at_once=not beside or tensorflow_setup.uses_gpu())
     except (ModelFailed, OutOfMemory) as err:

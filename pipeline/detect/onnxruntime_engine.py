@@ -54,7 +54,7 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     batch = signature.batch_of(metadata)
     gpu = session.get_providers()[0] != _CPU
     engine = FunctionEngine(functools.partial(signature.by_role, metadata=metadata, detect=detect), detect, batch, gpu=gpu)
-    return OpenedModel(engine, split_metadata(metadata), batch, described=metadata)
+    return OpenedModel(engine, split_metadata(metadata), described=metadata)
 
 
 def _session(file: str, folder: str, detect: DetectConfig) -> Any:

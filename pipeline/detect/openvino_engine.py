@@ -124,8 +124,7 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
             f"model {folder}: has no int8 network that can be read ({INT8}); make a version: detect-objects quantize"
         ) from err
     metadata = dataclasses.replace(metadata, name=name_of_model(model, own_metadata(local, folder), folder))
-    engine = open_network(network, detect)
-    return OpenedModel(engine, metadata, engine.batch_sizes[0], warmup_requests=kept_requests(network))
+    return OpenedModel(open_network(network, detect), metadata, warmup_requests=kept_requests(network))
 
 
 def open_network(network: str, detect: DetectConfig) -> OpenVinoEngine:
@@ -164,7 +163,7 @@ def _open_onnx(file: str, local: str, folder: str, model: ModelConfig, detect: D
     def read() -> Any:
         return _with_preparation(plain.clone(), metadata, batch, is_first=is_first)
 
-    return OpenedModel(OpenVinoEngine(read, metadata, detect), split_metadata(metadata), batch, described=metadata)
+    return OpenedModel(OpenVinoEngine(read, metadata, detect), split_metadata(metadata), described=metadata)
 
 
 def _with_preparation(model: Any, metadata: DetectorMetadata, batch: int, *, is_first: bool) -> Any:

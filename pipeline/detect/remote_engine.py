@@ -207,7 +207,7 @@ def _opened(server: RemoteServer, folder: str, model: ModelConfig, detect: Detec
     engine = FunctionEngine(detect_in, detect, batch, sizes=_BATCH_SIZES, close=server.close)
     engine.batch_sizes = _accepted(engine, metadata)
     server.loaded()
-    return OpenedModel(engine, split_metadata(metadata), batch, version=server.version)
+    return OpenedModel(engine, split_metadata(metadata), version=server.version)
 
 
 def _accepted(engine: FunctionEngine, metadata: DetectorMetadata) -> tuple[int, ...]:

@@ -52,7 +52,7 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
             raise ModelFailed(_reason(err)) from err
 
     engine = FunctionEngine(run, detect, batch, gpu=bool(tf.config.get_visible_devices("GPU")))
-    return OpenedModel(engine, frozen.metadata, batch, frozen.has_boolean_mask, requests)
+    return OpenedModel(engine, frozen.metadata, frozen.has_boolean_mask, requests)
 
 
 def described_signature(

@@ -177,7 +177,7 @@ def test_an_image_that_breaks_the_model_breaks_no_other(batched, together, broke
 def test_a_model_that_mixes_the_images_of_a_batch_gets_them_alone(batched, kind, mixes):
     batcher = batched(engine := kind((1, 2, 4)))
     assert batcher.mixes_images() == mixes
-    batcher.isolate(1)
+    batcher.isolate()
     engine.ran.clear()
     ask(batcher, range(7), 7)
     assert (batcher.batch_sizes, batcher.images_in_flight, engine.sizes) == ((1,), 3, [1] * 7)
@@ -186,7 +186,7 @@ def test_a_model_that_mixes_the_images_of_a_batch_gets_them_alone(batched, kind,
 def test_a_model_of_a_fixed_batch_that_mixes_images_gets_each_with_copies_of_itself(batched):
     batcher = batched(engine := BatchMeans((3,)))
     assert batcher.mixes_images()
-    batcher.isolate(3)
+    batcher.isolate()
     engine.ran.clear()
     assert [mean for mean, _ in ask(batcher, [5, 9], 2)] == [0, 0]
     assert sorted(sorted({*pixels.ravel()}) for pixels in engine.ran) == [[5], [9]]
