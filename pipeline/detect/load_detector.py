@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import threading
 import time
-from collections.abc import Callable
 
 from pipeline.config import DetectConfig, ModelConfig, ReadConfig
 from pipeline.detect.detections import check_classes
 from pipeline.detect.detector import Detector, feeder_of
 from pipeline.detect.load_model import load
-from pipeline.detect.loaded_model import LoadedModel, LoadModel
+from pipeline.detect.loaded_model import LoadModel
 from pipeline.detect.model_watcher import ModelWatcher
 from pipeline.detect.process_memory import freeze_gc
 from pipeline.detect.versions import Version, is_watchable, resolve_versions
@@ -67,16 +65,14 @@ def load_detector(
       ModelError: The model cannot be used.
     """
     MEMORY.narrow(detect.memory_mb)
-    if not isinstance(model, ModelConfig):
-        return _checked(functools.partial(model, detect), "", detect, samples, read)
-    if not is_watchable(model):
-        return _checked(functools.partial(load, model, detect), model.path, detect, samples, read)
+    if not isinstance(model, ModelConfig) or not is_watchable(model):
+        return _checked(model, detect, samples, read)
     refused: dict[Version, ModelError] = {}
     found = resolve_versions(model.path, model.model_version)
     for version in found[:_TRIED]:
         alone = dataclasses.replace(model, path=version.folder, model_version=None)
         try:
-            detector = _checked(functools.partial(load, alone, detect), version.folder, detect, samples, read)
+            detector = _checked(alone, detect, samples, read)
         except ModelError as err:
             refused[version] = err
         else:
@@ -86,18 +82,17 @@ def load_detector(
     raise next(iter(refused.values()))
 
 
-def _checked(
-    load_model: Callable[[], LoadedModel], path: str, detect: DetectConfig, samples: int, read: ReadConfig | None
-) -> Detector:
+def _checked(model: ModelConfig | LoadModel, detect: DetectConfig, samples: int, read: ReadConfig | None) -> Detector:
     """A detector with a model; the feeder processes start while the model loads. All is closed if it fails its checks."""
     with contextlib.ExitStack() as failed:
         feeder = failed.enter_context(contextlib.closing(feeder_of(detect)))
-        loaded = load_model()
+        loaded = load(model, detect) if isinstance(model, ModelConfig) else model(detect)
         failed.enter_context(contextlib.closing(loaded.engine))
         check_classes(detect.classes, loaded.metadata)
         detector = Detector(loaded, detect, samples, read, feeder)
         if problem := detector.check(loaded) or _no_room():
-            raise ModelError(f"model {path or loaded.metadata.name}: {problem}")
+            name = model.path if isinstance(model, ModelConfig) else loaded.metadata.name
+            raise ModelError(f"model {name}: {problem}")
         failed.pop_all()
     detector.ready_at = time.time()
     return detector
