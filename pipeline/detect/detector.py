@@ -126,10 +126,6 @@ class Detector:
             failure = failing_request(model.warmup_requests, model.engine, detect_in)
             return failure or disagreement(model.golden, detect_in, self._settings)
 
-    def swap(self, model: LoadedModel) -> None:
-        """Detects in further images with this version. Returns when the old version has finished its images and is closed."""
-        self.in_use.swap(model)
-
     def use_canary(self, model: LoadedModel | None) -> None:
         """Gives this version a fraction of the images too; None: no version any more. Closes the former canary."""
         if former := self.canary:

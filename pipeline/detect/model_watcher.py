@@ -130,7 +130,7 @@ class ModelWatcher:
         if not has_room:
             self._detector.in_use.unload()
         try:
-            self._detector.swap(self._load(version))
+            self._detector.in_use.swap(self._load(version))
         except ModelError as err:
             if version in versions_in(self._folder).values():  # else the version is not to blame
                 self._refuse(version, err, f"version {version.name} is refused, version {old.version} stays")
@@ -149,7 +149,7 @@ class ModelWatcher:
         except ModelError as err:
             self._detector.in_use.fail_pending(f"{err}; it was in use, and made way for another version that cannot be used")
             raise
-        self._detector.swap(dataclasses.replace(loaded, memory_bytes=old.memory_bytes))
+        self._detector.in_use.swap(dataclasses.replace(loaded, memory_bytes=old.memory_bytes))
         self._say(f"version {old.version} is in use again; images waited, since memory has no room for two versions")
 
     def _poll_canary(self, versions: Mapping[int, Version], before: set[Version]) -> None:

@@ -143,7 +143,7 @@ def find_no_boxes(pixels):
 def test_a_dead_letter_names_the_version_that_failed_and_no_other_image_a_model(run, reason):
     detector = Detector(loaded("7", run), CPU)
     before, damaged = detector.detect([bright(), EncodedImage(ImageRef("b"), b"text")])
-    detector.swap(loaded("8", run))
+    detector.in_use.swap(loaded("8", run))
     (after,) = detector.detect([bright()])
     detector.close()
     named = [(letter.reason, letter.model_name, letter.model_version) for letter in (before, after, damaged)]

@@ -208,7 +208,7 @@ def test_what_is_under_way_is_finished_by_its_version_which_is_closed_then():
     assert called.wait(WAIT_S)
     new_may.set()
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(detector.swap, new)
+        pool.submit(detector.in_use.swap, new)
         wait_until(lambda: detector.model is new)
         (second,) = detector.start([image()]).result()
         assert second.model_version == "8" and not first.done() and not closed.is_set()
@@ -225,7 +225,7 @@ def test_a_version_that_wants_more_images_at_once_loses_none():
     before = [detector.start([image()]) for _ in range(20)]
     assert called.wait(WAIT_S)
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(detector.swap, new)
+        pool.submit(detector.in_use.swap, new)
         wait_until(lambda: detector.model is new)
         under_way = [detector.start([image()]) for _ in range(64)]
         go_on.set(), new_may.set()
@@ -361,7 +361,7 @@ from tests.detect.versioned_models import image
 path, settings = sys.argv[1], DetectConfig(batch_sizes=(1, 2), concurrent_batches=2, engine=sys.argv[3])
 detector, process, seen = load_detector(ModelConfig(path=path), settings), psutil.Process(), []
 for _ in range(int(sys.argv[2])):
-    detector.swap(load(ModelConfig(path=f"{path}/8"), settings))
+    detector.in_use.swap(load(ModelConfig(path=f"{path}/8"), settings))
     detector.detect([image(n) for n in range(20)])
     seen.append((process.num_threads(), process.memory_info().rss / 1e6))
 print(json.dumps([seen, gc.get_freeze_count(), len(gc.get_objects())]))
