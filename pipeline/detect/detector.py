@@ -84,7 +84,7 @@ class Detector:
         self.watched: VersionWatch | None = None
         self.canary: Canary | None = None
         self.no_canary: CanaryStats | None = None
-        self._former_canary: Canary | None = None
+        self._last_canary: Canary | None = None  # also after its end
         self._settings = detect
         self._sampler, self._has_samples = Sampler(samples), samples > 0
         self._under_way: set[Future[list[Result]]] = set()
@@ -129,17 +129,16 @@ class Detector:
     def use_canary(self, model: LoadedModel | None) -> None:
         """Gives this version a fraction of the images too; None: no version any more. Closes the former canary."""
         if former := self.canary:
-            self._former_canary, self.canary = former, None
+            self.canary = None
             former.close()
         if model:
             thumbnail = self._feeder.thumbnail if self._has_samples else None
             detect_in = functools.partial(self._detect_with, model, self._feeder)
-            self.canary = Canary(model, self.model.version, self._settings, detect_in, thumbnail)
+            self.canary = self._last_canary = Canary(model, self.model.version, self._settings, detect_in, thumbnail)
 
     def canary_stats(self, wait_s: float = 0.0) -> CanaryStats | None:
         """Figures of the current or the last canary; waits up to `wait_s` seconds for its images under way."""
-        canary = self.canary or self._former_canary
-        return canary.figures(wait_s) if canary else self.no_canary
+        return self._last_canary.figures(wait_s) if self._last_canary else self.no_canary
 
     def model_stats(self, wait_s: float = 0.0) -> JobStats:
         """Facts of the model in use, and the figures of `canary_stats`."""
@@ -148,8 +147,7 @@ class Detector:
     def counted_swaps(self) -> Counter[str]:
         """`swaps` and `refusals` of versions and the canary's counts, since the last call."""
         counts = self.watched.take_counts() if self.watched else Counter()
-        canary = self.canary or self._former_canary
-        return counts + canary.take_counts() if canary else counts
+        return counts + self._last_canary.take_counts() if self._last_canary else counts
 
     def stop_waiting(self) -> None:
         """Skips images of messages whose store does not answer, since the job ends."""
