@@ -6,11 +6,10 @@ import contextlib
 import dataclasses
 import glob
 import importlib.util
-import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 from models.metadata import METADATA_PATH, DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
@@ -26,7 +25,7 @@ from pipeline.detect.tensorflow_engine import described_signature
 from pipeline.detect.versions import ONNX_MODEL, files_of, incomplete_versions, is_remote, locate, resolve_versions
 from pipeline.errors import ModelError
 from pipeline.limits import NVIDIA_DEVICES
-from pipeline.storage.globs import escape_glob
+from pipeline.storage.files import read_file
 
 
 def name_and_version(model: ModelConfig, engine: str = "tensorflow") -> tuple[str, str]:
@@ -150,18 +149,9 @@ def local_copy(folder: str, files: str = "**") -> Iterator[str]:
     if "://" not in folder:
         yield folder
         return
-    from apache_beam.io.filesystems import FileSystems
-
-    is_file = folder.endswith(".onnx")
-    copy = tempfile.mkdtemp(prefix="model-")
-    try:
-        for entry in FileSystems.match([escape_glob(folder) + ("" if is_file else f"/{files}")])[0].metadata_list:
-            target = os.path.join(copy, ONNX_MODEL if is_file else entry.path[len(folder) :].lstrip("/"))
-            if entry.path.endswith("/"):
-                continue
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            with FileSystems.open(entry.path, compression_type="uncompressed") as source, open(target, "wb") as sink:
-                shutil.copyfileobj(source, sink, 1 << 22)
+    with tempfile.TemporaryDirectory(prefix="model-", ignore_cleanup_errors=True) as copy:
+        for file in files_of(folder, files):
+            target = Path(copy, file.path.removeprefix(folder).lstrip("/") or ONNX_MODEL)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(read_file(file.path))
         yield copy
-    finally:
-        shutil.rmtree(copy, ignore_errors=True)

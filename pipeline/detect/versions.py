@@ -134,9 +134,9 @@ def versions_in(path: str) -> dict[int, Version]:
     return {int(version.name): version for version in (_remote_versions(path) if "://" in path else _local_versions(path))}
 
 
-def files_of(folder: str) -> frozenset[FoundFile]:
-    """The files of a model, without hidden local ones."""
-    pattern = escape_glob(folder) + ("" if folder.endswith(".onnx") else "/**")
+def files_of(folder: str, files: str = "**") -> frozenset[FoundFile]:
+    """The files of a model, or some of them, without hidden local ones."""
+    pattern = escape_glob(folder) + ("" if folder.endswith(".onnx") else f"/{files}")
     return frozenset(files_in(location_of(pattern if "://" in folder else folder)))
 
 
