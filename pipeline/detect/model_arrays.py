@@ -73,27 +73,19 @@ class Signature:
         return (self.inputs[metadata.input_name].shape or (None,))[0] or (1 if metadata.resize == "none" else None)
 
 
-def channels_last(signature: Signature) -> tuple[Signature, frozenset[str]]:
-    """The same model with images `(N, H, W, 3)` where it takes `(N, 3, H, W)`, and the names of these inputs."""
-    first = frozenset(
-        name
-        for name, one in signature.inputs.items()
-        if one.shape is not None and len(one.shape) == 4 and one.shape[1] == 3 and one.shape[3] != 3
-    )
-
-    def moved(name: str, one: Tensor) -> Tensor:
-        if name not in first or one.shape is None:
-            return one
-        n, *sizes = one.shape
-        return dataclasses.replace(one, shape=(n, *sizes[1:], sizes[0]))
+def channels_last(signature: Signature) -> Signature:
+    """The same model with images `(N, H, W, 3)` where it takes `(N, 3, H, W)`."""
+    moved = {}
+    for name, one in signature.inputs.items():
+        if one.shape is not None and len(one.shape) == 4 and one.shape[1] == 3 and one.shape[3] != 3:
+            n, channels, height, width = one.shape
+            moved[name] = dataclasses.replace(one, shape=(n, height, width, channels))
 
     def run(feed: Arrays) -> Arrays:
-        moved_feed = {name: np.moveaxis(array, -1, 1) if name in first else array for name, array in feed.items()}
+        moved_feed = {name: np.moveaxis(array, -1, 1) if name in moved else array for name, array in feed.items()}
         return signature.run({name: np.ascontiguousarray(array) if array.ndim else array for name, array in moved_feed.items()})
 
-    return dataclasses.replace(
-        signature, inputs={name: moved(name, one) for name, one in signature.inputs.items()}, run=run
-    ), first
+    return dataclasses.replace(signature, inputs={**signature.inputs, **moved}, run=run)
 
 
 def most_boxes(detect: DetectConfig) -> int:
@@ -169,7 +161,6 @@ def _activated(scores: Any, activation: str, xp: Any) -> Any:
 
 def split_metadata(metadata: DetectorMetadata) -> DetectorMetadata:
     """The metadata of outputs that `split_outputs` has split, named by their roles."""
-    is_combined = bool(metadata.packed_layout)
     return dataclasses.replace(
         metadata,
         packed_layout="",
@@ -178,7 +169,7 @@ def split_metadata(metadata: DetectorMetadata) -> DetectorMetadata:
         boxes_output="boxes",
         scores_output="scores",
         classes_output="classes" if metadata.classes_output or metadata.packed_layout == "M,6" else "",
-        count_output="count" if metadata.count_output and not is_combined else "",
+        count_output="count" if metadata.count_output and not metadata.packed_layout else "",
     )
 
 

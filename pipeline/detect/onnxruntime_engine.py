@@ -49,7 +49,7 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
             raise ModelFailed(first_line(err)) from err
 
     inputs, outputs = ({one.name: _tensor(one) for one in ones} for ones in (session.get_inputs(), session.get_outputs()))
-    signature, _ = channels_last(Signature(inputs, outputs, run))
+    signature = channels_last(Signature(inputs, outputs, run))
     metadata = describe_onnx(signature, local, folder, model, detect, properties=session.get_modelmeta().custom_metadata_map)
     batch = signature.batch_of(metadata)
     gpu = session.get_providers()[0] != _CPU

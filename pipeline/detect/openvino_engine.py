@@ -152,13 +152,13 @@ def _open_onnx(file: str, local: str, folder: str, model: ModelConfig, detect: D
         found = core.compile_model(model, "CPU")(dict(feed))
         return {one.get_any_name(): found[one] for one in found}
 
-    signature, channels_first = channels_last(Signature(inputs, outputs, run))
+    signature = channels_last(Signature(inputs, outputs, run))
     properties = plain.get_rt_info("framework").value if plain.has_rt_info("framework") else {}
     metadata = describe_onnx(signature, local, folder, model, detect, properties=properties)
     if metadata.resize == "none" or metadata.threshold_inputs:
         raise ModelError(f"model {folder}: takes images at their own size, or thresholds; use --engine onnxruntime")
     batch = signature.batch_of(metadata) or 1
-    is_first = metadata.input_name in channels_first
+    is_first = inputs[metadata.input_name] != signature.inputs[metadata.input_name]  # the file's own has its channels first
 
     def read() -> Any:
         return _with_preparation(plain.clone(), metadata, batch, is_first=is_first)

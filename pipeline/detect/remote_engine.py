@@ -196,7 +196,7 @@ def _opened(server: RemoteServer, folder: str, model: ModelConfig, detect: Detec
     def run(feed: Arrays) -> Arrays:
         return dict(zip(wanted, server.infer(feed, wanted), strict=True))
 
-    signature, _ = channels_last(Signature(server.inputs, server.outputs, run))
+    signature = channels_last(Signature(server.inputs, server.outputs, run))
     metadata = describe(signature, None, model, folder, detect)
     if metadata.resize == "none":
         raise ModelError(f"model {folder}: takes images of any size; set model.input_hw and model.resize")
