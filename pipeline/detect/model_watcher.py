@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
-import itertools
 import sys
 import threading
 import time
@@ -250,10 +249,9 @@ def incompatible(new: DetectorMetadata, old: DetectorMetadata) -> str | None:
     """
     if new.name != old.name:
         return f"its name is {new.name}, that of the version in use is {old.name}; set model.name if they are one"
-    if old.class_names and len(new.class_names) < len(old.class_names):
+    if len(new.class_names) < len(old.class_names):
         return f"it has {len(new.class_names)} classes, the version in use has {len(old.class_names)}"
-    pairs = itertools.zip_longest(new.class_names, old.class_names)
-    for number, (now, before) in enumerate(pairs):
-        if before is not None and now != before:
+    for number, (now, before) in enumerate(zip(new.class_names, old.class_names, strict=False)):
+        if now != before:
             return f"its class {number} is {now}, that of the version in use is {before}"
     return None
