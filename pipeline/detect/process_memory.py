@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-import sys
 from typing import Any
 
 from pipeline.limits import available_cpus
@@ -48,7 +47,5 @@ def freeze_gc() -> None:
 
 
 def _glibc() -> Any | None:
-    if sys.platform != "linux":
-        return None
     library = ctypes.CDLL(None)
     return library if hasattr(library, "gnu_get_libc_version") else None
