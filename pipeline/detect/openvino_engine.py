@@ -48,12 +48,10 @@ class OpenVinoEngine:
       detect: Precision, threads and requests in flight.
 
     Raises:
-      ModelError: OpenVINO is missing, cannot compile the model, or does not have what the settings ask for.
-
+      ModelError: OpenVINO cannot compile the model, or does not have what the settings ask for.
     """
 
     def __init__(self, read: Callable[[], Any], metadata: DetectorMetadata, detect: DetectConfig):
-        check_installed()
         if detect.device not in ("auto", "cpu") or detect.labels_per_box != "best":
             raise ModelError("engine openvino: expected device auto or cpu, and labels_per_box best; use --engine tensorflow")
         self._read, self._metadata, self._settings = read, metadata, _settings(detect)
@@ -64,10 +62,8 @@ class OpenVinoEngine:
         import openvino
 
         freeze_gc()
-
-        core = openvino.Core()
         try:
-            compiled = core.compile_model(self._read(), "CPU", self._settings)
+            compiled = openvino.Core().compile_model(self._read(), "CPU", self._settings)
         except RuntimeError as err:
             raise ModelError(f"engine openvino: cannot compile the model: {_reason(err)}") from err
         self.batch_sizes: tuple[int, ...] = (compiled.inputs[0].shape[0],)
