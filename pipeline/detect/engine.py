@@ -7,6 +7,7 @@ with a function `open_model`, and a row in `ENGINES`; `--engine package.module:f
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -134,3 +135,10 @@ def opener_of(engine: str) -> OpenModel:
     except (ImportError, AttributeError, ValueError) as err:
         raise ModelError(f"engine {engine}: expected {', '.join(ENGINES)} or package.module:function, but: {err}") from err
     return found
+
+
+def check_installed(engine: str, package: str, more: str = "") -> None:
+    """Raises ModelError if the package of an engine is missing, whose extra has the engine's name."""
+    if not importlib.util.find_spec(package):
+        extra = f"pip install 'hybrid-detection-pipeline[{engine}]'{more}"
+        raise ModelError(f"engine {engine}: its package is missing; install the extra: {extra}")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import glob
-import importlib.util
 from typing import Any
 
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.describe_model import describe_onnx, onnx_file
-from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel, OutOfMemory, concurrent_batches_of
+from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel, OutOfMemory, check_installed, concurrent_batches_of
 from pipeline.detect.model_arrays import Arrays, Signature, Tensor, channels_last, split_metadata
 from pipeline.detect.versions import first_line
 from pipeline.errors import ModelError
@@ -30,11 +29,7 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     file = onnx_file(local)
     if not file:
         raise ModelError(f"model {folder}: engine onnxruntime runs ONNX files; leave out --engine")
-    if not importlib.util.find_spec("onnxruntime"):
-        raise ModelError(
-            "engine onnxruntime: its package is missing; install the extra: pip install 'hybrid-detection-pipeline[onnxruntime]' "
-            "(on a GPU: onnxruntime-gpu)"
-        )
+    check_installed("onnxruntime", "onnxruntime", " (on a GPU: onnxruntime-gpu)")
     if detect.precision != "float32":
         raise ModelError("engine onnxruntime: expected no --precision; an ONNX file has a precision of its own")
     session = _session(file, folder, detect)

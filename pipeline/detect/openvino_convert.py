@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import re
@@ -25,6 +24,7 @@ from models import own_python
 from models.metadata import DetectorMetadata, metadata_from_json, metadata_to_json
 from models.user_cache import cache_folder
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.engine import check_installed
 from pipeline.detect.golden import keep_requests, read_requests
 from pipeline.detect.versions import first_line
 from pipeline.errors import ModelError
@@ -36,14 +36,6 @@ NETWORK = "model.xml"
 HIDDEN = ".openvino"  # folder in a version
 _DESCRIPTION = "detector.json"
 _KEPT = 4  # newest networks in a place
-
-
-def check_installed() -> None:
-    """Raises ModelError if OpenVINO is missing."""
-    if not importlib.util.find_spec("openvino"):
-        raise ModelError(
-            "engine openvino: its package is missing; install the extra: pip install 'hybrid-detection-pipeline[openvino]'"
-        )
 
 
 def read_description(network: str) -> DetectorMetadata:
@@ -71,7 +63,7 @@ def converted(local: str, folder: str, model: ModelConfig) -> str:
     Raises:
       ModelError: OpenVINO is missing, or cannot convert the model.
     """
-    check_installed()
+    check_installed("openvino", "openvino")
     key, beside, cache = _key(local, model), os.path.join(local, HIDDEN), os.path.join(cache_folder(), "openvino")
     for place in (beside, cache):
         if os.path.isdir(os.path.join(place, key)):

@@ -14,7 +14,7 @@ import numpy as np
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.describe_model import describe_onnx, name_of_model, onnx_file, own_metadata
-from pipeline.detect.engine import ModelFailed, OpenedModel, OutOfMemory
+from pipeline.detect.engine import ModelFailed, OpenedModel, OutOfMemory, check_installed
 from pipeline.detect.golden import kept_requests
 from pipeline.detect.model_arrays import (
     IMAGENET_DEVIATION,
@@ -26,7 +26,7 @@ from pipeline.detect.model_arrays import (
     split_metadata,
     split_outputs,
 )
-from pipeline.detect.openvino_convert import NETWORK, check_installed, converted, read_description
+from pipeline.detect.openvino_convert import NETWORK, converted, read_description
 from pipeline.detect.process_memory import freeze_gc
 from pipeline.errors import ModelError
 from pipeline.limits import available_cpus
@@ -109,7 +109,7 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     Raises:
       ModelError: It has no int8 network, OpenVINO is missing or cannot convert it, or lacks what the settings ask for.
     """
-    check_installed()
+    check_installed("openvino", "openvino")
     if (file := onnx_file(local)) and detect.precision != "int8":
         return _open_onnx(file, local, folder, model, detect)
     try:

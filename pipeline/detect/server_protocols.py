@@ -11,15 +11,14 @@ model; None stands for an output that the answer lacks.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from pipeline.detect.engine import check_installed
 from pipeline.detect.model_arrays import Arrays, Tensor
-from pipeline.errors import ModelError
 
 _Described = tuple[str, dict[str, Tensor], dict[str, Tensor]]
 _CHANNEL = [  # tritonclient replaces its own by these
@@ -34,10 +33,7 @@ class KServe:
     """The KServe v2 protocol."""
 
     def __init__(self, name: str, signature: str, timeout_s: float):
-        if not importlib.util.find_spec("tritonclient"):
-            raise ModelError(
-                "engine triton: its package is missing; install the extra: pip install 'hybrid-detection-pipeline[triton]'"
-            )
+        check_installed("triton", "tritonclient")
         self._name, self._timeout_s = name, timeout_s
 
     def connect(self, host: str, *, secure: bool) -> Any:
