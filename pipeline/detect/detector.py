@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Protocol
@@ -47,9 +47,6 @@ _PIXEL_BYTES = 1e9  # most memory of pixels, in whole slots
 class VersionWatch(Protocol):
     """Replaces the detector's model version while a job runs."""
 
-    def take_counts(self) -> Counter[str]:
-        """`swaps` and `refusals` since the last call."""
-
     def close(self) -> None:
         """Stops the watch."""
 
@@ -69,6 +66,7 @@ class Detector:
       watched: Looks for other versions; None where the version is fixed.
       canary: The version that also gets a fraction of the images; None where there is none.
       no_canary: The version labelled canary and why it gets no images; None where no version has the label, or the canary runs.
+      version_events: What has happened to versions since the last `counted_swaps`: `swaps` and `refusals`.
       ready_at: When the detector became usable, seconds since the epoch.
     """
 
@@ -84,6 +82,7 @@ class Detector:
         self.watched: VersionWatch | None = None
         self.canary: Canary | None = None
         self.no_canary: CanaryStats | None = None
+        self.version_events: deque[str] = deque()
         self._last_canary: Canary | None = None  # also after its end
         self._settings = detect
         self._sampler, self._has_samples = Sampler(samples), samples > 0
@@ -146,7 +145,10 @@ class Detector:
 
     def counted_swaps(self) -> Counter[str]:
         """`swaps` and `refusals` of versions and the canary's counts, since the last call."""
-        counts = self.watched.take_counts() if self.watched else Counter()
+        counts = Counter[str]()
+        with contextlib.suppress(IndexError):
+            while True:
+                counts[self.version_events.popleft()] += 1
         return counts + self._last_canary.take_counts() if self._last_canary else counts
 
     def stop_waiting(self) -> None:

@@ -11,7 +11,6 @@ import dataclasses
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from models.metadata import DetectorMetadata
@@ -62,8 +61,6 @@ class ModelWatcher:
         self._said = ""
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch the model", daemon=True)
-        self._counts: Counter[str] = Counter()
-        self._counting = threading.Lock()
         for version, err in (refused or {}).items():
             self._refuse(version, err, f"version {version.name} is refused, version {in_use.name} stays")
 
@@ -84,12 +81,6 @@ class ModelWatcher:
         self._end.set()
         if self._thread.is_alive():
             self._thread.join(_END_SECONDS)
-
-    def take_counts(self) -> Counter[str]:
-        """`swaps` and `refusals` since the last call."""
-        with self._counting:
-            counts, self._counts = self._counts, Counter()
-        return counts
 
     def poll(self) -> None:
         """Looks once for the wanted version and for the canary.
@@ -134,7 +125,7 @@ class ModelWatcher:
             if version in versions_in(self._folder).values():  # else the version is not to blame
                 self._refuse(version, err, f"version {version.name} is refused, version {old.version} stays")
             return False
-        self._count("swaps")
+        self._detector.version_events.append("swaps")
         self._in_use = version
         waited = "" if has_room else "; images waited meanwhile, since memory has no room for two versions"
         self._say(f"version {old.version} -> {version.name}, loaded in {time.monotonic() - began:.1f} s{waited}")
@@ -226,12 +217,8 @@ class ModelWatcher:
         if self._end.is_set():  # the job ended while it was loaded
             return
         self._refused.add(version)
-        self._count("refusals")
+        self._detector.version_events.append("refusals")
         self._say(f"{said}: {str(err).removeprefix(f'model {version.folder}: ')}")
-
-    def _count(self, name: str) -> None:
-        with self._counting:
-            self._counts[name] += 1
 
     def _say(self, text: str) -> None:
         print(f"model {self._detector.model.metadata.name}: {' '.join(text.split())}", file=sys.stderr, flush=True)
