@@ -185,7 +185,6 @@ class _Chunks:
         return self._start() if is_full else ()
 
     def rest(self) -> Iterator[Chunk]:
-        """Yields all remaining chunks."""
         if self._images:
             yield from self._start()
         yield from self._pass_on(0, 0)

@@ -230,7 +230,6 @@ class Detector:
         return found
 
     def _run(self, model: LoadedModel, fed: FedChunk, started_at: float) -> list[Result]:
-        """The results for a chunk."""
         PROCESS.check_stopped()
         results: dict[int, Result] = {place: self._dead(fed.images[place], failure) for place, failure in fed.failures.items()}
         for outputs in model.engine.run(fed.pixels):

@@ -197,7 +197,6 @@ class ModelWatcher:
         return (limit is None or current + needed <= limit) and needed <= MEMORY.room_bytes()
 
     def _load(self, version: Version) -> LoadedModel:
-        """Loads and checks a version, on this thread."""
         current = self._detector.model
         loaded = load(self._config_of(version), self._detect, beside=True)
         try:

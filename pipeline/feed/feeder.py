@@ -112,7 +112,6 @@ class _Chunk:
         self._sample_below = sample_below
 
     def next_work(self) -> Work:
-        """What a process shall do next."""
         places = [self.singles[0]] if self.singles else range(len(self.images))
         return Work(self.slot, self.used_bytes, self.to, {place: self.images[place] for place in places}, self._sample_below)
 
@@ -180,13 +179,11 @@ class _Process:
             self._channel.send(message)
 
     def messages(self) -> Iterator[Any]:
-        """Yields what it sends, until it ends."""
         with contextlib.suppress(OSError, EOFError):
             while True:
                 yield self._channel.recv()
 
     def kill(self) -> None:
-        """Kills the process."""
         self._process.kill()
 
     def bury(self) -> int:
@@ -382,7 +379,6 @@ class Feeder:
             process.chunks.popleft()
 
     def _finish(self, chunk: _Chunk) -> None:
-        """Sets the result of a chunk."""
         shape = (len(chunk.fitted), *(chunk.fitted[0].pixels_hw if chunk.fitted else (0, 0)), 3)
         pixels = self._memory.view(chunk.slot, chunk.used_bytes).reshape(shape)
         slot, is_kept = chunk.slot, chunk.to.resize != "none" or chunk.used_bytes <= _KEPT_BYTES
