@@ -58,10 +58,9 @@ def _session(file: str, folder: str, detect: DetectConfig) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = detect.intra_op_threads or max(1, available_cpus() // concurrent_batches_of(detect, gpu=False))
     options.log_severity_level = 4  # each error is raised, too
+    providers = _providers(onnxruntime.get_available_providers(), detect)
     try:
-        return onnxruntime.InferenceSession(file, options, providers=_providers(onnxruntime.get_available_providers(), detect))
-    except ModelError:
-        raise
+        return onnxruntime.InferenceSession(file, options, providers=providers)
     except Exception as err:
         raise ModelError(f"model {folder}: ONNX Runtime cannot load it: {first_line(err)}") from err
 
