@@ -103,7 +103,6 @@ class _Chunk:
         self.images = images
         self.to = to
         self.result: Future[FedChunk] = Future()
-        self.result.set_running_or_notify_cancel()  # nobody cancels it
         self.slot = -1
         self.used_bytes = 0
         self.fitted: list[Fitted] = []
