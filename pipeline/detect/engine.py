@@ -104,11 +104,10 @@ class OpenedModel(NamedTuple):
 
     Attributes:
       engine: Runs it.
-      metadata: What it expects and returns.
+      metadata: What it expects and returns; a combined output, logits and a grid are split, activated and decoded by the engine.
       mixes: Whether it is known to mix the images of a batch.
       warmup_requests: Encoded images, or arrays `(n, H, W, 3) uint8`, on which it must not fail before it is used.
       version: Of a server's model.
-      described: What its file returns, where the engine has split that; `detect-objects import` stores it.
     """
 
     engine: Engine
@@ -116,7 +115,6 @@ class OpenedModel(NamedTuple):
     mixes: bool = False
     warmup_requests: tuple[bytes | np.ndarray, ...] = ()
     version: str = ""
-    described: DetectorMetadata | None = None
 
 
 OpenModel = Callable[[str, str, ModelConfig, DetectConfig], OpenedModel]

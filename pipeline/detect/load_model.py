@@ -19,6 +19,7 @@ from pipeline.detect.describe_model import name_of_model, onnx_file, own_metadat
 from pipeline.detect.engine import ModelFailed, OpenedModel, OpenModel, OutOfMemory, opener_of
 from pipeline.detect.golden import GoldenImage, read_golden
 from pipeline.detect.loaded_model import LoadedModel
+from pipeline.detect.model_arrays import split_metadata
 from pipeline.detect.process_memory import cap_malloc_arenas, trim_memory
 from pipeline.detect.remote_engine import RemoteServer, check_engine
 from pipeline.detect.tensorflow_engine import described_signature
@@ -113,7 +114,7 @@ def recognised(local: str, folder: str, model: ModelConfig) -> DetectorMetadata:
     detect = DetectConfig(engine=_engine_for_onnx(DetectConfig()))
     opened = _open(opener_of(detect.engine), local, folder, model, detect)
     opened.engine.close()
-    return opened.described or opened.metadata
+    return opened.metadata
 
 
 def _warm(
@@ -140,7 +141,7 @@ def _warm(
         batcher.close()
         raise
     trim_memory()
-    return LoadedModel(opened.metadata, version, batcher, opened.warmup_requests, golden, notes=notes)
+    return LoadedModel(split_metadata(opened.metadata), version, batcher, opened.warmup_requests, golden, notes=notes)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.describe_model import describe_onnx, onnx_file
 from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel, OutOfMemory, check_installed, concurrent_batches_of
-from pipeline.detect.model_arrays import Arrays, Signature, Tensor, channels_last, split_metadata
+from pipeline.detect.model_arrays import Arrays, Signature, Tensor, channels_last
 from pipeline.detect.versions import first_line
 from pipeline.errors import ModelError
 from pipeline.limits import NVIDIA_DEVICES, available_cpus
@@ -49,7 +49,7 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     batch = signature.batch_of(metadata)
     gpu = session.get_providers()[0] != _CPU
     engine = FunctionEngine(functools.partial(signature.by_role, metadata=metadata, detect=detect), detect, batch, gpu=gpu)
-    return OpenedModel(engine, split_metadata(metadata), described=metadata)
+    return OpenedModel(engine, metadata)
 
 
 def _session(file: str, folder: str, detect: DetectConfig) -> Any:

@@ -159,7 +159,7 @@ def _open_onnx(file: str, local: str, folder: str, model: ModelConfig, detect: D
     def read() -> Any:
         return _with_preparation(plain.clone(), metadata, batch, is_first=is_first)
 
-    return OpenedModel(OpenVinoEngine(read, metadata, detect), split_metadata(metadata), described=metadata)
+    return OpenedModel(OpenVinoEngine(read, metadata, detect), metadata)
 
 
 def _with_preparation(model: Any, metadata: DetectorMetadata, batch: int, *, is_first: bool) -> Any:

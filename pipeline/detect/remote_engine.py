@@ -17,7 +17,7 @@ from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.describe_model import describe
 from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel
-from pipeline.detect.model_arrays import Arrays, Signature, channels_last, split_metadata
+from pipeline.detect.model_arrays import Arrays, Signature, channels_last
 from pipeline.detect.server_protocols import PROTOCOLS
 from pipeline.detect.versions import first_line, is_remote
 from pipeline.errors import ModelError
@@ -207,7 +207,7 @@ def _opened(server: RemoteServer, folder: str, model: ModelConfig, detect: Detec
     engine = FunctionEngine(detect_in, detect, batch, sizes=_BATCH_SIZES, close=server.close)
     engine.batch_sizes = _accepted(engine, metadata)
     server.loaded()
-    return OpenedModel(engine, split_metadata(metadata), version=server.version)
+    return OpenedModel(engine, metadata, version=server.version)
 
 
 def _accepted(engine: FunctionEngine, metadata: DetectorMetadata) -> tuple[int, ...]:
