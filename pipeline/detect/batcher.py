@@ -15,7 +15,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -134,8 +133,7 @@ class Batcher:
                 self._run_blank(size)
                 took = time.monotonic() - began
         if at_once:
-            with ThreadPoolExecutor(len(self._threads)) as concurrent_batches:
-                list(concurrent_batches.map(self._run_blank, [self.batch_sizes[-1]] * len(self._threads)))
+            self._run_blank(self.batch_sizes[-1], len(self._threads))
 
     def mixes_images(self) -> bool:
         """Whether the output for an image depends on the other images of its batch, or a batch fails where one image does not.
@@ -167,8 +165,9 @@ class Batcher:
         self.engine.close()
         trim_memory(collect_garbage=True)
 
-    def _run_blank(self, count: int) -> None:
-        for output in self.run(np.zeros((1 if self._alone else count, *self._input_hw, 3), np.uint8)):
+    def _run_blank(self, size: int, batches: int = 1) -> None:
+        images = batches * (1 if self._alone else size)
+        for output in self.run(np.zeros((images, *self._input_hw, 3), np.uint8)):
             if output.error:
                 raise output.error
 
