@@ -6,8 +6,8 @@ with a function `open_model`, and a row in `ENGINES`; `--engine package.module:f
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -127,9 +127,8 @@ def opener_of(engine: str) -> OpenModel:
     Raises:
       ModelError: There is no such function.
     """
-    module, _, name = ENGINES.get(engine, engine).partition(":")
     try:
-        found: OpenModel = getattr(importlib.import_module(module), name)
+        found: OpenModel = pkgutil.resolve_name(ENGINES.get(engine, engine))
     except (ImportError, AttributeError, ValueError) as err:
         raise ModelError(f"engine {engine}: expected {', '.join(ENGINES)} or package.module:function, but: {err}") from err
     return found
