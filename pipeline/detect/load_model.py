@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import glob
 import importlib.util
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from pipeline.detect.tensorflow_engine import described_signature
 from pipeline.detect.versions import ONNX_MODEL, files_of, incomplete_versions, is_remote, locate, resolve_versions
 from pipeline.errors import ModelError
 from pipeline.limits import NVIDIA_DEVICES
-from pipeline.storage.files import read_file
+from pipeline.storage.stores import store_of
 
 
 def name_and_version(model: ModelConfig, engine: str = "tensorflow") -> tuple[str, str]:
@@ -154,5 +155,6 @@ def local_copy(folder: str, files: str = "**") -> Iterator[str]:
         for file in files_of(folder, files):
             target = Path(copy, file.path.removeprefix(folder).lstrip("/") or ONNX_MODEL)
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(read_file(file.path))
+            with store_of(file.path).open(file.path, file.generation) as source, target.open("wb") as sink:
+                shutil.copyfileobj(source, sink, 1 << 22)
         yield copy
