@@ -45,11 +45,7 @@ CANDIDATES = "candidates"
 
 
 def export_detector(
-    predict: Predict,
-    metadata: DetectorMetadata,
-    output_dir: str,
-    *,
-    variables: Sequence[tf.Variable] = (),
+    predict: Predict, metadata: DetectorMetadata, output_dir: str, *, variables: Sequence[tf.Variable] = ()
 ) -> None:
     """Writes a detector's SavedModel; it appears under `output_dir` whole or not at all.
 

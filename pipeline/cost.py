@@ -146,8 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
     parser = CommandParser(
-        prog="detect-objects cost",
-        description="What a job takes and costs; docs/COST.md says how it is known.",
+        prog="detect-objects cost", description="What a job takes and costs; docs/COST.md says how it is known."
     )
     parser.add_argument("--images", type=float, nargs="+", metavar="N", help="default: 10^3 to 10^9, each power of ten")
     hints = get_type_hints(Work, include_extras=True)

@@ -48,9 +48,7 @@ REASONS: dict[str, dict[str, str]] = {
         "model_failed": "the model fails on this image alone",
         "bad_output": "what the model returns for this image cannot be detections",
     },
-    "answer": {
-        "deadline": "not done when its request had to be answered; its own message may still come",
-    },
+    "answer": {"deadline": "not done when its request had to be answered; its own message may still come"},
 }
 
 # Transient reasons pass by themselves, or are fixed outside of the image, so the image is not complete. All others are permanent:

@@ -49,8 +49,7 @@ def _load(flags: argparse.Namespace) -> int:
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
     parser = CommandParser(
-        prog="detect-objects load",
-        description="Loads the rows of a results folder into BigQuery, each row once.",
+        prog="detect-objects load", description="Loads the rows of a results folder into BigQuery, each row once."
     )
     add = parser.add_argument
     add("--output", required=True, metavar="FOLDER", help="the results folder or archive, local or gs://")

@@ -15,11 +15,7 @@ from pipeline.stream import archive, subscriber
 from pipeline.stream.clients import Publishing
 from pipeline.stream.subscriber import Subscriber
 
-MOMENTS = {
-    "durable": (archive, "write_shard"),
-    "published": (Publishing, "wait"),
-    "acknowledged": (Subscriber, "acknowledge"),
-}
+MOMENTS = {"durable": (archive, "write_shard"), "published": (Publishing, "wait"), "acknowledged": (Subscriber, "acknowledge")}
 
 
 def _die_after(where: Any, name: str) -> None:

@@ -105,10 +105,7 @@ def test_days_are_settled_when_they_are_said_in_the_time_zone_of_the_environment
 
 def test_a_day_of_yaml_is_a_day(write_config):
     config = load_config([write_config("input: ['raw/{date:%Y/%m/%d}/**', 'list-{date}.txt']\ndates: 2026-11-20")], {})
-    assert config.patterns() == {
-        "raw/{date:%Y/%m/%d}/**": ("raw/2026/11/20/**",),
-        "list-{date}.txt": ("list-2026-11-20.txt",),
-    }
+    assert config.patterns() == {"raw/{date:%Y/%m/%d}/**": ("raw/2026/11/20/**",), "list-{date}.txt": ("list-2026-11-20.txt",)}
 
 
 @pytest.mark.parametrize(

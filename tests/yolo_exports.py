@@ -47,12 +47,7 @@ def export_yolo(folder: Path, layout: str, *, units: str = "pixels", batch: int 
         scores = tf.constant(class_scores, tf.float32) * (0.2 + 0.8 * light)
         seen = tf.constant(objectness, tf.float32) + tf.zeros_like(light)
         best = tf.stack([tf.reduce_max(scores, -1), tf.cast(tf.argmax(scores, -1), tf.float32)], -1)
-        parts = {
-            "4+C,M": [boxes, scores],
-            "M,4+C": [boxes, scores],
-            "M,5+C": [boxes, seen, scores],
-            "M,6": [boxes, best],
-        }[layout]
+        parts = {"4+C,M": [boxes, scores], "M,4+C": [boxes, scores], "M,5+C": [boxes, seen, scores], "M,6": [boxes, best]}[layout]
         joined = tf.concat(parts, -1)
         return {"output_0": tf.transpose(joined, [0, 2, 1]) if layout == "4+C,M" else joined}
 

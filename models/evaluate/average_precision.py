@@ -65,12 +65,7 @@ def measure(detections: Source, ground_truth: TruthSource, *, match: Match = "na
 
 
 def evaluate(
-    detections: Source,
-    ground_truth: TruthSource,
-    *,
-    match: Match = "name",
-    multi_label: bool = False,
-    resamples: int = 0,
+    detections: Source, ground_truth: TruthSource, *, match: Match = "name", multi_label: bool = False, resamples: int = 0
 ) -> dict[str, Any]:
     """Computes COCO's twelve figures, and AP and recall of each class.
 

@@ -147,8 +147,7 @@ class DetectConfig:
         0.9, "reject a version whose detections match its golden images (assets.extra/golden) less than this; 0: no check"
     )
     canary_share: Share = setting(
-        0.05,
-        "fraction of images that also go to the version labelled canary in labels.json, always the same ones; 0: none",
+        0.05, "fraction of images that also go to the version labelled canary in labels.json, always the same ones; 0: none"
     )
     engine: Engine = setting(
         "tensorflow",

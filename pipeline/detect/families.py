@@ -73,9 +73,7 @@ _API = Family(
     },
 )
 _YOLOX = Family(
-    "YOLOX",
-    {"letterbox_rule": "yolox"},
-    {"value_range": (0.0, 255.0), "channel_order": "bgr", "box_units": "pixels"},
+    "YOLOX", {"letterbox_rule": "yolox"}, {"value_range": (0.0, 255.0), "channel_order": "bgr", "box_units": "pixels"}
 )
 _YOLO_NAS = Family("YOLO-NAS", {"letterbox_rule": "super_gradients"}, {**_YOLO, "box_format": "xyxy", "box_units": "pixels"})
 _BEST_300 = Family("RT-DETR of Ultralytics", {"packed_layout": "M,4+C", "nms": "model"}, {**_YOLO, "resize": "stretch"})

@@ -45,10 +45,7 @@ class DecodedImage:
 
 
 def decode_image(
-    content: bytes,
-    max_pixels: float,
-    needed_wh: Callable[[Size], Size] | None = None,
-    room: Room = any_room,
+    content: bytes, max_pixels: float, needed_wh: Callable[[Size], Size] | None = None, room: Room = any_room
 ) -> DecodedImage:
     """Decodes an image file to upright RGB.
 

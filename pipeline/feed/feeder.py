@@ -34,17 +34,7 @@ from pipeline.feed.decode import most_seconds
 from pipeline.feed.fit import ModelInput
 from pipeline.feed.read_image import note_storage, store_name
 from pipeline.feed.shared_memory import SharedMemory, size_of
-from pipeline.feed.work import (
-    Coming,
-    Fitted,
-    Limits,
-    Prepared,
-    StopWaiting,
-    StoreAnswers,
-    StoreAway,
-    StoreFails,
-    Work,
-)
+from pipeline.feed.work import Coming, Fitted, Limits, Prepared, StopWaiting, StoreAnswers, StoreAway, StoreFails, Work
 from pipeline.records import EncodedImage, Image, ImageRef
 from pipeline.stats.process import PROCESS
 

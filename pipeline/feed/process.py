@@ -32,18 +32,7 @@ from pipeline.feed.prefetch import Prefetcher, Read
 from pipeline.feed.read_image import CircuitBreaker, read_image
 from pipeline.feed.shared_memory import SharedMemory
 from pipeline.feed.thumbnails import make_thumbnail
-from pipeline.feed.work import (
-    ANY_ROOM,
-    Coming,
-    Fitted,
-    Limits,
-    Prepared,
-    StopWaiting,
-    StoreAnswers,
-    StoreAway,
-    StoreFails,
-    Work,
-)
+from pipeline.feed.work import ANY_ROOM, Coming, Fitted, Limits, Prepared, StopWaiting, StoreAnswers, StoreAway, StoreFails, Work
 from pipeline.limits import MEMORY
 from pipeline.records import DeadLetter, EncodedImage, identity_hash
 

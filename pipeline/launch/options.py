@@ -11,13 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import (
-    DebugOptions,
-    DirectOptions,
-    PipelineOptions,
-    PortableOptions,
-    SetupOptions,
-)
+from apache_beam.options.pipeline_options import DebugOptions, DirectOptions, PipelineOptions, PortableOptions, SetupOptions
 
 from pipeline.beam_internals import end_bundles_promptly
 from pipeline.config import Config, settings

@@ -82,10 +82,7 @@ RUNNERS = (
     # Beam itself would choose Prism if it finds it, and for streams a runner that acknowledges messages before it processes
     # them. Its in-memory runner is faster (BENCHMARKS.md).
     Runner(
-        "DirectRunner",
-        "when its answers are published",
-        in_process=True,
-        beam_name="pipeline.launch.in_memory.InMemoryRunner",
+        "DirectRunner", "when its answers are published", in_process=True, beam_name="pipeline.launch.in_memory.InMemoryRunner"
     ),
     Runner(
         "PrismRunner",

@@ -117,8 +117,7 @@ def run(job: Job) -> int:
             of_model, facts = model.model_stats(CANARY_SECONDS), job.done(ready_at)
             if reports and not reports.at_the_end():
                 print(
-                    "no worker has reported its figures to this launcher; the runner has them, as Beam metrics",
-                    file=sys.stderr,
+                    "no worker has reported its figures to this launcher; the runner has them, as Beam metrics", file=sys.stderr
                 )
                 return DONE
             ended = stats()

@@ -54,10 +54,7 @@ class RowVersion(NamedTuple):
         # A setting without a value is left out, so that a new setting keeps the hash of jobs that do not use it.
         of_rows |= {name: value for name, value in of_model.items() if name not in _OF_RELEASES and value is not None}
         of_rows |= _OF_0_1_0
-        limits = {
-            "max_megapixels": detect.get("max_megapixels"),
-            "max_file_mb": settings.get("read", {}).get("max_file_mb"),
-        }
+        limits = {"max_megapixels": detect.get("max_megapixels"), "max_file_mb": settings.get("read", {}).get("max_file_mb")}
         return RowVersion(*model, _hash(of_rows), _hash(of_rows | limits))
 
     def settings_of(self, kind: str) -> str:

@@ -39,13 +39,7 @@ class Answers:
       clock: Seconds, monotonic.
     """
 
-    def __init__(
-        self,
-        topic: str,
-        deadline_s: float,
-        subscriber: Subscriber,
-        clock: Callable[[], float] = time.monotonic,
-    ):
+    def __init__(self, topic: str, deadline_s: float, subscriber: Subscriber, clock: Callable[[], float] = time.monotonic):
         self.topic, self._deadline_s, self._subscriber, self._clock = topic, deadline_s, subscriber, clock
         self._lock = threading.Lock()
         self._open: dict[str, _Open] = {}

@@ -12,15 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from pipeline.records import (
-    DeadLetter,
-    DetectedImage,
-    ImageRef,
-    dead_letter_row,
-    detection_row,
-    name_bytes,
-    row_bytes,
-)
+from pipeline.records import DeadLetter, DetectedImage, ImageRef, dead_letter_row, detection_row, name_bytes, row_bytes
 from pipeline.stream.messages import Message
 
 MAX_MESSAGE_BYTES = 9_500_000  # Pub/Sub takes 10 MB a message, with its attributes

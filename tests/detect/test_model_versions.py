@@ -87,8 +87,7 @@ def test_swaps_under_load_lose_no_image_and_each_row_says_which_version_made_it(
 
 
 @pytest.mark.parametrize(
-    ("engine", "precision", "answers"),
-    [("tensorflow", "bfloat16", "8"), ("openvino", "float32", "8"), ("openvino", "int8", "9")],
+    ("engine", "precision", "answers"), [("tensorflow", "bfloat16", "8"), ("openvino", "float32", "8"), ("openvino", "int8", "9")]
 )
 def test_a_version_that_is_swapped_in_runs_as_one_that_a_job_starts_with(
     tmp_path, saved, open_detector, engine, precision, answers

@@ -102,11 +102,7 @@ def test_a_job_that_flink_never_has_is_one_line(flink_of, monkeypatch):
         ("FAILED", False, "google.api_core.exceptions.NotFound: 404 the subscription is gone .*; the same command does the rest"),
         ("CANCELED", False, "job a was cancelled; the same command does the rest"),
         # a JobManager without high availability forgets its jobs when it is started again
-        (
-            "LOST",
-            True,
-            "Flink has lost job a with its JobManager; --resume <state.checkpoints.dir>/a/chk-<latest> goes on .*",
-        ),
+        ("LOST", True, "Flink has lost job a with its JobManager; --resume <state.checkpoints.dir>/a/chk-<latest> goes on .*"),
     ],
 )
 def test_a_job_that_does_not_end_well_fails_with_the_reason_and_how_to_go_on(state, streams, reason, flink_of):

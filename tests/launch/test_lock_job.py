@@ -30,10 +30,7 @@ def main(*arguments):
 
 def test_of_two_equal_commands_the_second_waits_and_finds_nothing_new(arguments, out, tmp_path):
     said = (tmp_path / "second").read_text
-    with (
-        paused_with_lock(arguments, tmp_path / "first") as first,
-        ForkedJob(arguments, tmp_path / "second") as second,
-    ):
+    with paused_with_lock(arguments, tmp_path / "first") as first, ForkedJob(arguments, tmp_path / "second") as second:
         wait_until(lambda: (tmp_path / "second").exists() and "waiting: output" in said(), lambda: "no line", second)
         first.send_signal(signal.SIGCONT)
         assert (first.wait(), second.wait()) == (0, 0), said()
