@@ -46,8 +46,16 @@ _MAIN = {
 }
 
 
-class FlinkMissing(Exception):
-    """Flink cannot run here; the message says what is missing."""
+class RunnerMissing(Exception):
+    """A runner in Java cannot run here; the message says what is missing."""
+
+
+def check_jars(name: str, jars: Path) -> None:
+    """Raises `RunnerMissing` if Java or the runner's jars are not here."""
+    if shutil.which("java") is None:
+        raise RunnerMissing(f"no Java, which {name} runs on; get it with `apt-get install default-jdk-headless`")
+    if not list(jars.glob(f"beam-runners-{name.lower()}-*.jar")):
+        raise RunnerMissing(f"no {name}; `make {name.lower()}` fetches it, where Java and Maven are")
 
 
 class Kill(NamedTuple):
@@ -172,15 +180,8 @@ class FlinkCluster:
 
 @contextlib.contextmanager
 def running_flink(folder: Path) -> Iterator[FlinkCluster]:
-    """Starts a cluster, and ends it.
-
-    Raises:
-      FlinkMissing: Java or the jars are not here.
-    """
-    if shutil.which("java") is None:
-        raise FlinkMissing("no Java, which Flink runs on; get it with `apt-get install default-jdk-headless`")
-    if not list(_JARS.glob("beam-runners-flink-*.jar")):
-        raise FlinkMissing("no Flink; `make flink` fetches it, where Java and Maven are")
+    """Starts a cluster, and ends it."""
+    check_jars("Flink", _JARS)
     cluster = FlinkCluster(folder)
     try:
         cluster.start()

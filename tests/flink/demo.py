@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.demo_streaming import SAMPLES, run_demo
 from tests.emulators import EmulatorMissing, running_pubsub_emulator
-from tests.flink.cluster import FlinkCluster, FlinkMissing, job_flags, running_flink
+from tests.flink.cluster import FlinkCluster, RunnerMissing, job_flags, running_flink
 
 _OUT = Path("out/demo_flink").absolute()
 
@@ -19,7 +19,7 @@ def main() -> int:
         with running_flink(_OUT / "cluster") as flink:
             print(f"Flink's dashboard, for as long as this runs: {flink.rest}", flush=True)
             return _batch(flink) or _stream(flink)
-    except (FlinkMissing, EmulatorMissing) as err:
+    except (RunnerMissing, EmulatorMissing) as err:
         print(f"error: {err}", file=sys.stderr)
         return 2
 

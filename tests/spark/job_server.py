@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.conftest import REPO
 from tests.emulators import free_ports, running_server
-from tests.flink.cluster import worker_flags
+from tests.flink.cluster import check_jars, worker_flags
 
 CORES = 2
 _JARS = Path(os.environ.get("SPARK_JARS", REPO / ".tools" / "spark" / "lib"))
@@ -23,21 +22,10 @@ _OPENS = [
 _JVM = ["-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j.rootCategory=WARN"]
 
 
-class SparkMissing(Exception):
-    """Spark cannot run here; the message says what is missing."""
-
-
 @contextlib.contextmanager
 def running_spark(folder: Path) -> Iterator[list[str]]:
-    """Starts the job server, and ends it; yields the flags of a job on it.
-
-    Raises:
-      SparkMissing: Java or the jars are not here.
-    """
-    if shutil.which("java") is None:
-        raise SparkMissing("no Java, which Spark runs on; get it with `apt-get install default-jdk-headless`")
-    if not list(_JARS.glob("beam-runners-spark-3-*.jar")):
-        raise SparkMissing("no Spark; `make spark` fetches it, where Java and Maven are")
+    """Starts the job server, and ends it; yields the flags of a job on it."""
+    check_jars("Spark", _JARS)
     folder.mkdir(parents=True, exist_ok=True)
     command = ["java", *_JVM, *_OPENS, "-cp", f"{_JARS}/*", "org.apache.beam.runners.spark.SparkJobServerDriver"]
     command += [f"--spark-master-url=local[{CORES}]", "--job-host=127.0.0.1", f"--artifacts-dir={folder}/artifacts"]

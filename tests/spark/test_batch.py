@@ -7,8 +7,9 @@ import pytest
 
 from pipeline.write.exports import export
 from tests.conftest import REPO
+from tests.flink.cluster import RunnerMissing
 from tests.launch.jobs import files_of, rows_of, without_run
-from tests.spark.job_server import SparkMissing, running_spark
+from tests.spark.job_server import running_spark
 
 IMAGES = 48
 SCENES = sorted((REPO / "models" / "digits" / "samples").glob("scene_*.jpg"))
@@ -21,7 +22,7 @@ def spark(tmp_path):
     try:
         with running_spark(tmp_path / "spark") as flags:
             yield flags
-    except SparkMissing as err:
+    except RunnerMissing as err:
         pytest.skip(str(err))  # also in CI: `make test-spark` is where it is fetched
 
 
