@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -67,6 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = importlib.import_module(verb.module).main([*verb.flags, *rest])
         sys.stdout.flush()
+    except KeyboardInterrupt:  # Ctrl-C while the module is imported; later ones are the command's
+        print("stopped", file=sys.stderr)
+        return 128 + signal.SIGINT
     except BrokenPipeError:  # as of `| head`; https://docs.python.org/3/library/signal.html#note-on-sigpipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -1,6 +1,7 @@
 """The command line: every setting is a flag, and every mistake is one line and exit code 2, before TensorFlow is imported."""
 
 import functools
+import importlib
 import json
 import logging
 import os
@@ -273,3 +274,11 @@ def test_a_command_is_stopped_by_a_signal_also_amid_a_lock_and_where_a_module_in
     """The import of pandas does: "partially initialized module 'pandas' has no attribute 'core'"."""
     done = subprocess.run([sys.executable, "-c", STOPPED], cwd=REPO, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr.count("stopped\n")) == ("130\nunlocked\n130\n" * 4, 8)
+
+
+def test_ctrl_c_while_the_module_of_a_verb_is_imported_is_one_line(monkeypatch, capsys):
+    def interrupted(_name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib, "import_module", interrupted)
+    assert (command(["doctor"]), capsys.readouterr().err) == (130, "stopped\n")
