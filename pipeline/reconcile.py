@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from models.progress import shown
+from models.progress import printable, shown
 from pipeline.config import ReadConfig, load_config
 from pipeline.config.paths import local_path
 from pipeline.detect.load_model import name_and_version
@@ -175,8 +175,7 @@ def _table(outcome: Reconciled) -> Iterator[str]:
         note = f" ({outcome.transient:,} of them for a transient reason)" if status == "dead" and outcome.transient else ""
         yield f"{outcome.counts[status]:>11,} {status}{note}"
         for found in outcome.examples.get(status, ()) if status != "done" else ():
-            name = found.uri.encode("utf-8", "backslashreplace").decode()
-            yield f"            {name}{f'  {found.reason}' if found.reason else ''}"
+            yield f"            {printable(found.uri)}{f'  {found.reason}' if found.reason else ''}"
     if outcome.counts[LEFT_OUT]:
         yield f"{outcome.counts[LEFT_OUT]:>11,} TFRecord files left out: what is in them is not looked at"
     yield "complete" if outcome.is_complete else "not complete: the same detect-objects run does what is missing or stale"
