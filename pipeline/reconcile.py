@@ -128,19 +128,17 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _run(flags: argparse.Namespace) -> int:
-    given = {name: getattr(flags, name) for name in ("input", "output", "dates")} | {"read.fps": flags.fps}
+    given = {"input": flags.input, "output": flags.output, "dates": flags.dates, "read.fps": flags.fps, "model.path": flags.model}
     config = load_config(flags.config, {name: value for name, value in given.items() if value})
     if not config.output or "/topics/" in config.output:
         raise ConfigError("no output: expected --output with a results folder or archive, local or gs://")
     check_inputs(config.patterns(), allow_empty=True)
-    check_output(config.output.rstrip("/"), write=False)
-    of_model = load_config(flags.config, {"model.path": flags.model}) if flags.model else None
-    model = name_and_version(of_model.model, of_model.detect.engine) if of_model else None
+    model = name_and_version(config.model, config.detect.engine) if flags.model else None
     try:
-        paths = {name: local_path(given) for name in _WRITTEN if (given := getattr(flags, f"write_{name}"))}
+        paths = {name: local_path(path) for name in _WRITTEN if (path := getattr(flags, f"write_{name}"))}
     except ValueError as err:
         raise ConfigError(f"--write-…: {err}") from err
-    output = results_folder(config.output)
+    check_output(output := results_folder(config.output), write=False)
     # manifests get their names when all is compared
     staged = {name: posixpath.join(posixpath.dirname(path), UNFINISHED + uuid.uuid4().hex[:12]) for name, path in paths.items()}
 
