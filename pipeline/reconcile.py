@@ -134,10 +134,7 @@ def _run(flags: argparse.Namespace) -> int:
         raise ConfigError("no output: expected --output with a results folder or archive, local or gs://")
     check_inputs(config.patterns(), allow_empty=True)
     model = name_and_version(config.model, config.detect.engine) if flags.model else None
-    try:
-        paths = {name: local_path(path) for name in _WRITTEN if (path := getattr(flags, f"write_{name}"))}
-    except ValueError as err:
-        raise ConfigError(f"--write-…: {err}") from err
+    paths = {name: local_path(path) for name in _WRITTEN if (path := getattr(flags, f"write_{name}"))}
     check_output(output := results_folder(config.output), write=False)
     # manifests get their names when all is compared
     staged = {name: posixpath.join(posixpath.dirname(path), UNFINISHED + uuid.uuid4().hex[:12]) for name, path in paths.items()}
