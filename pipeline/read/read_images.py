@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import compress, islice
+from itertools import chain, compress, islice
 from typing import Any, NamedTuple, TypeVar
 
 import apache_beam as beam
@@ -110,12 +110,10 @@ class ReadImages(beam.PTransform):
 
 
 def _find_folders(_start: bytes, patterns: Sequence[str], output: str) -> Iterator[list[Piece | str]]:
-    """Places to list, in groups that one worker reads side by side, and a results folder whose dead letters are replayed."""
-    pieces = pieces_of(patterns)
+    """Places to list, and a results folder whose dead letters are replayed, in groups that one worker reads side by side."""
+    pieces: Iterator[Piece | str] = chain(pieces_of(patterns), [output] if output else [])
     while group := list(islice(pieces, MAX_PARALLEL)):
-        yield [*group]
-    if output:
-        yield [output]
+        yield group
 
 
 class _Counting(beam.DoFn):
@@ -181,7 +179,7 @@ class _ListImages(_Counting):
 
     def _new(self, found: Iterator[_Found]) -> Iterator[_Found]:
         """Those of files, images or dead letters that are not done; the others are counted."""
-        for some in iter(lambda: list(islice(found, _AT_ONCE)), []):
+        while some := list(islice(found, _AT_ONCE)):
             PROCESS.check_stopped()
             if not self._source.done:
                 yield from some
@@ -246,11 +244,8 @@ class _OpenContainers(_Counting):
 
     def _images_in(self, ref: ImageRef) -> Iterator[Any]:
         source = self._source
-        if source.again is None or not are_letters(ref.uri):
-            found = images_in(ref, source.read, source.max_megapixels)
-        else:
-            found = source.again.open(ref)
-        for image in found:
+        replayed = source.again.open(ref) if source.again and are_letters(ref.uri) else None
+        for image in replayed or images_in(ref, source.read, source.max_megapixels):
             PROCESS.check_stopped()
             if isinstance(image, str):
                 self._leave_out(kind_of(image))
