@@ -89,3 +89,8 @@ class ImageError(Exception):
         """The dead letter of this image."""
         known = replace(ref, generation=self.generation) if self.generation else ref
         return DeadLetter(known, self.stage, self.reason, str(self), payload)
+
+
+def one_line(err: Exception) -> str:
+    """A library's error message, for a dead letter."""
+    return " ".join(str(err).split())[:200] or type(err).__name__

@@ -15,8 +15,8 @@ import cv2
 import numpy as np
 from PIL import UnidentifiedImageError
 
-from pipeline.failures import ImageError
-from pipeline.feed.decoders import Room, any_room, one_line, opencv_8_bit, opencv_pixels, pillow_pixels, turn_upright
+from pipeline.failures import ImageError, one_line
+from pipeline.feed.decoders import Room, any_room, opencv_8_bit, opencv_pixels, pillow_pixels, turn_upright
 from pipeline.feed.formats import Size, corrupt, format_of, not_read, too_large
 from pipeline.feed.open_image import OpenedImage, open_image, open_with_pillow
 

@@ -67,11 +67,6 @@ def turn_upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
     return np.ascontiguousarray(pixels[::rows, ::columns])
 
 
-def one_line(err: Exception) -> str:
-    """A library's error message, for a dead letter."""
-    return " ".join(str(err).split())[:200] or type(err).__name__
-
-
 def to_8_bit(values: np.ndarray, *, any_range: bool = True) -> np.ndarray:
     """Scales pixels of more than 8 bits, `(h, w)` or `(h, w, 3)`, to `(h, w, 3) uint8`.
 

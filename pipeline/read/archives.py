@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from models.image_uris import archive_member, video_frame
-from pipeline.failures import ImageError
+from pipeline.failures import ImageError, one_line
 from pipeline.image_formats import HEAD_BYTES, format_by_start
 from pipeline.limits import MEMORY
 from pipeline.read.fetch import open_file
@@ -85,7 +85,7 @@ def images_of_archive(archive: ImageRef, max_bytes: int) -> Iterator[EncodedImag
                 except _DAMAGE as err:
                     if not is_zip or is_transient_error(err):
                         raise
-                    yield _bad(ref, f"is damaged ({_one_line(err)})")  # if not by its name, perhaps by its content an image
+                    yield _bad(ref, f"is damaged ({one_line(err)})")  # if not by its name, perhaps by its content an image
                 if wanted:
                     return
         if wanted:
@@ -102,9 +102,7 @@ def _damage(path: str) -> Iterator[None]:
     except _DAMAGE as err:
         if is_transient_error(err):
             raise
-        message = (
-            f"{path} is damaged, or no archive of this kind: the members behind that place cannot be read ({_one_line(err)})"
-        )
+        message = f"{path} is damaged, or no archive of this kind: the members behind that place cannot be read ({one_line(err)})"
         raise ImageError("read", "broken_file", message) from err
 
 
@@ -210,7 +208,3 @@ def _fault_of_name(name: str) -> str:
 
 def _bad(ref: ImageRef, fault: str) -> DeadLetter:
     return ImageError("read", "bad_member", f"{ref.uri[:300]!r} {fault}").dead_letter(ref)
-
-
-def _one_line(err: Exception) -> str:
-    return " ".join(str(err).split())[:200] or type(err).__name__
