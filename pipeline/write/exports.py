@@ -1,8 +1,5 @@
 """Exports: the rows of detections that count in a results folder, in other formats, at any time.
 
-    exports/detections.csv  exports/yolo.zip  exports/voc.zip  exports/cvat.xml  exports/label-studio.json
-    exports/detections.tfrecord  exports/coco/results.json  exports/coco/images.json
-
 A file is written under another name and renamed once all are complete; it replaces an earlier export. docs/design.md states the
 memory that an export takes.
 """
