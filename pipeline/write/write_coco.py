@@ -63,7 +63,7 @@ def write_coco(
             box_xywh = [x0, y0, round(x1 - x0, 2), round(y1 - y0, 2)]
             results.add({"image_id": image_id, "category_id": category, "bbox": box_xywh, "score": found["confidence"]})
     results_file.write(b"]\n")
-    named = [{"id": category, "name": categories[category]} for category in sorted(categories)]
+    named = [{"id": category, "name": name} for category, name in sorted(categories.items())]
     images_file.write(b'],\n"annotations": [], "categories": ' + row_bytes(named) + b"}\n")
     classes = ", ".join(sorted(unknown)[:_SHOWN]) + ", …" * (len(unknown) > _SHOWN)
     doubled = written.total() - len(written)
