@@ -181,8 +181,8 @@ class DeadLetter(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
       ref: What is known of the image.
-      stage: `list`, `message`, `read`, `decode` or `detect`.
-      reason: A code from a short fixed list, in snake_case.
+      stage: A key of `failures.REASONS`.
+      reason: A key of `failures.REASONS[stage]`.
       message: One line for a person: what was expected, what came.
       payload: The message as received, if it names no image that can be read again; else empty.
       model_name: Name of the model that failed; empty if none was called.
