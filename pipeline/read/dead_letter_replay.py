@@ -97,7 +97,7 @@ class DeadLetterReplay:
             raise ValueError(f"expected dead letters of an earlier run or of a stream, got {row_bytes(letter)[:80]!r}")
         if letter["reason"] == "bad_line":  # its manifest is read again, not this place in it
             return ()
-        uri, record = (value if isinstance(value, str) else "" for value in (letter["image"].get("uri"), letter.get("record")))
+        uri, record = _text(letter["image"].get("uri")), _text(letter.get("record"))
         name = record or uri
         if not name or letter["stage"] == "message" or "payload_base64" in letter:
             return self.parse(row_bytes(letter), self.folders)
@@ -145,7 +145,7 @@ def original_message(data: bytes) -> bytes:
             row = load_json(data)
         except ImageError:
             return data
-        if not is_dead_letter(row) or _uri(row).startswith(INLINE):
+        if not is_dead_letter(row) or _text(row["image"].get("uri")).startswith(INLINE):
             return data
         data = _decoded(row.get("payload_base64"))
     return data
@@ -159,7 +159,7 @@ def image_entry(letter: dict[str, Any]) -> dict[str, Any]:
     Raises:
       ImageError: The dead letter has no image that could be read again.
     """
-    uri = _uri(letter)
+    uri = _text(letter["image"].get("uri"))
     extra = {"extra": letter["extra"]} if "extra" in letter else {}
     if uri.startswith(INLINE) and "payload_base64" in letter:
         return {"content": _decoded(letter["payload_base64"]), "name": uri.removeprefix(INLINE), **extra}
@@ -170,9 +170,8 @@ def image_entry(letter: dict[str, Any]) -> dict[str, Any]:
     return {"uri": uri, **extra}
 
 
-def _uri(letter: dict[str, Any]) -> str:
-    uri = letter["image"].get("uri")
-    return uri if isinstance(uri, str) else ""
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _decoded(payload: Any) -> bytes:
