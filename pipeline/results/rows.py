@@ -49,13 +49,10 @@ SCHEMAS = {
 
 def rows_by_kind(records: Sequence[DetectedImage | DeadLetter], version: RowVersion, run: str) -> Iterator[tuple[str, pa.Table]]:
     """The rows of each kind that there is, made now."""
-    kinds: list[tuple[str, type, Any]] = [
-        (DETECTIONS, DetectedImage, detections_table),
-        (DEAD_LETTERS, DeadLetter, dead_letters_table),
-    ]
-    for kind, record_type, table_of in kinds:
-        if of_kind := [record for record in records if isinstance(record, record_type)]:
-            yield kind, table_of(of_kind, version, run, time.time())
+    if images := [record for record in records if isinstance(record, DetectedImage)]:
+        yield DETECTIONS, detections_table(images, version, run, time.time())
+    if letters := [record for record in records if isinstance(record, DeadLetter)]:
+        yield DEAD_LETTERS, dead_letters_table(letters, version, run, time.time())
 
 
 def record_bytes(record: DetectedImage | DeadLetter) -> int:
