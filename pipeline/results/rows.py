@@ -119,13 +119,13 @@ def _table(
     made_at: float,
 ) -> pa.Table:
     """The table of these columns and the common ones; `named` has what is in the key, from URI to version."""
-    rows, moment = len(named), pa.scalar(int(made_at * 1e6), pa.int64()).cast(pa.timestamp("us", "UTC"))
+    rows = len(named)
     columns = {
         "key": row_keys((*each, version.settings) for each in named),
         **{name: [each[place] for each in named] for place, name in enumerate(("uri", "generation", "model", "version"))},
         "settings": [version.settings_of(kind)] * rows,
         "run": [run] * rows,
-        "made_at": pa.repeat(moment, rows),
+        "made_at": [int(made_at * 1e6)] * rows,  # microseconds
         **columns,
     }
     columns["uri_bytes"] = [name_bytes(uri) if parquet_text(uri) != uri else None for uri in columns["uri"]]
