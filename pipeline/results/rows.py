@@ -17,7 +17,6 @@ from pipeline.records import DeadLetter, DetectedImage, ImageRef, dead_letter_ro
 from pipeline.results.completion import RowVersion, row_keys
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 
-_ROWS = 1000  # each is a few kB as Python objects
 _BOX = pa.list_(pa.float32(), 4)
 _DETECTION = pa.struct([("box_xyxy", _BOX), ("class_id", pa.int32()), ("class_name", pa.string()), ("confidence", pa.float32())])
 _COMMON = [
@@ -135,12 +134,9 @@ def _table(
     return pa.Table.from_pydict(columns, schema=SCHEMAS[kind])
 
 
-def json_rows(table: pa.Table | pa.RecordBatch, kind: str) -> Iterator[dict[str, Any]]:
-    """The rows as `detection_row` and `dead_letter_row` make them, for views and exports; a thousand at a time are in memory."""
-    if isinstance(table, pa.RecordBatch):
-        table = pa.Table.from_batches([table])
-    for batch in table.to_batches(max_chunksize=_ROWS):
-        yield from _detection_rows(batch) if kind == DETECTIONS else map(_dead_letter_row, batch.to_pylist())
+def json_rows(batch: pa.RecordBatch, kind: str) -> Iterator[dict[str, Any]]:
+    """The rows as `detection_row` and `dead_letter_row` make them, for views and exports; each is a few kB as Python objects."""
+    return _detection_rows(batch) if kind == DETECTIONS else map(_dead_letter_row, batch.to_pylist())
 
 
 def _detection_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:

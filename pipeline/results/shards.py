@@ -40,6 +40,7 @@ SOURCES = b"sources"  # metadata of a merged shard: the names of the shards in i
 _PART_BYTES = 1 << 20  # of an object a request
 _TRIES = 10  # compactions that delete what a reader has listed
 _GROUP_ROWS = 16_384  # a row group has statistics, which exclude parts of a large shard
+_VIEW_ROWS = 1000  # of a view that are Python objects at a time
 _GROUP_BYTES = 16 << 20  # dead letters may carry messages of 10 MB; readers hold a row group
 _Answer = TypeVar("_Answer")
 BROKEN = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, RecursionError)  # what a damaged file raises
@@ -272,7 +273,8 @@ def publish_shard(staged: Mapping[str, str]) -> None:
 
 def _contents(table: pa.Table, kind: str, view: bool) -> dict[str, bytes]:
     """The files of a shard by their endings, the view first."""
-    contents = {"jsonl": b"".join(map(line_bytes, json_rows(table, kind)))} if view else {}
+    rows = (row for batch in table.to_batches(max_chunksize=_VIEW_ROWS) for row in json_rows(batch, kind))
+    contents = {"jsonl": b"".join(map(line_bytes, rows))} if view else {}
     return contents | {"parquet": parquet_bytes(table)}
 
 
