@@ -36,7 +36,6 @@ from pipeline.storage.waiting import waiting_for
 DETECTIONS, DEAD_LETTERS = "detections", "dead_letters"
 SUMMARY, REPORT, SAMPLES = "summary.json", "report.html", "samples"
 RUNS, EXPORTS = "runs", "exports"
-STAGING = UNFINISHED
 MADE_BY = b"made by detect-objects"  # marks pages and pictures of this program
 
 ROWS = re.compile(r"(detections|dead_letters)/(\d{8}T\d{6}Z)-([\w-]+)-[0-9a-f]{32}\.(parquet|jsonl)")
@@ -177,7 +176,7 @@ def _refuse_older_rows(output: str) -> None:
 
 def _write_probe(output: str) -> None:
     make_folder(output)
-    probe = f"{output}/{STAGING}{uuid.uuid4().hex[:12]}"  # two jobs may check at the same time
+    probe = f"{output}/{UNFINISHED}{uuid.uuid4().hex[:12]}"  # two jobs may check at the same time
     try:
         with create(probe) as file:
             file.write(b"probe")

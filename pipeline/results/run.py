@@ -14,8 +14,8 @@ import uuid
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pipeline.results.layout import RUNS, STAGING
-from pipeline.storage.files import delete_files, exists, write_file
+from pipeline.results.layout import RUNS
+from pipeline.storage.files import UNFINISHED, delete_files, exists, write_file
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.listing import files_of
 
@@ -42,7 +42,7 @@ class Run(NamedTuple):
     @property
     def folder(self) -> str:
         """The folder of the run's unfinished files."""
-        return f"{self.output}/{STAGING}{self.name}"
+        return f"{self.output}/{UNFINISHED}{self.name}"
 
     @property
     def reports(self) -> str:
@@ -79,10 +79,10 @@ def remove_abandoned(output: str) -> None:
     from apache_beam.io.filesystems import FileSystems
 
     written: dict[str, float] = {}
-    pattern = f"{escape_glob(output)}/{STAGING}*"
+    pattern = f"{escape_glob(output)}/{UNFINISHED}*"
     for match in FileSystems.match([f"{pattern}/**", *([] if "://" in output else [f"{pattern}/*"])]):
         for entry in match.metadata_list:
-            name = entry.path[len(output) + 1 :].partition("/")[0].removeprefix(STAGING)
+            name = entry.path[len(output) + 1 :].partition("/")[0].removeprefix(UNFINISHED)
             written[name] = max(written.get(name, 0.0), entry.last_updated_in_seconds)
     for name, last in written.items():
         if time.time() - last > ABANDONED_SECONDS and not os.path.islink(Run(output, name).folder):

@@ -27,8 +27,9 @@ from pipeline.errors import OutputError
 from pipeline.failures import FOR_GOOD
 from pipeline.records import line_bytes
 from pipeline.results.completion import RowVersion
-from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, ROWS, STAGING, time_in_name
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, ROWS, time_in_name
 from pipeline.results.rows import SCHEMAS, json_rows, parquet_text
+from pipeline.results.run import Run
 from pipeline.storage.cloud import GS
 from pipeline.storage.files import create, exists, folders_of, is_own_file, move_files, sync, warn_unreadable, write_file
 from pipeline.storage.listing import files_of
@@ -243,7 +244,7 @@ def write_shard(output: str, kind: str, table: pa.Table, run: str, view: bool = 
     Returns:
       Its path.
     """
-    name, staging = f"{output}/{kind}/{_new_name(run)}", f"{output}/{STAGING}{run}"
+    name, staging = f"{output}/{kind}/{_new_name(run)}", Run(output, run).folder
     for ending, content in _contents(table, kind, view).items():
         write_file(f"{name}.{ending}", content, staging, replace=False)
     return f"{name}.parquet"
@@ -251,7 +252,7 @@ def write_shard(output: str, kind: str, table: pa.Table, run: str, view: bool = 
 
 def stage_shard(output: str, kind: str, table: pa.Table, run: str, view: bool = False) -> dict[str, str]:
     """Writes a shard for runners that may run a bundle again: its staged files and their final names, the view first."""
-    name, staging = _new_name(run), f"{output}/{STAGING}{run}"
+    name, staging = _new_name(run), Run(output, run).folder
     contents = _contents(table, kind, view)
     for ending, content in contents.items():
         with create(f"{staging}/{name}.{ending}") as file:
