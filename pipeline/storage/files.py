@@ -63,10 +63,10 @@ def write_files(contents: Mapping[str, bytes], staging: str = "", *, replace: bo
     staged: dict[str, str] = {}
     for path in others:
         # not derived from the file's name, which may have the greatest possible length
-        staged[posixpath.join(staging or posixpath.dirname(path), UNFINISHED + uuid.uuid4().hex[:12])] = path
-    for each, path in staged.items():
-        with create(each) as file:
+        temporary = posixpath.join(staging or posixpath.dirname(path), UNFINISHED + uuid.uuid4().hex[:12])
+        with create(temporary) as file:
             file.write(contents[path])
+        staged[temporary] = path
     move_files(staged)
 
 
