@@ -17,7 +17,7 @@ import os
 import posixpath
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -166,13 +166,9 @@ def move_files(names: Mapping[str, str], *, replace: bool = True) -> None:
         move_object(path, names[path], replace=replace)
 
 
-def _divided(paths: Iterable[str]) -> tuple[list[str], list[str]]:
+def _divided(paths: Collection[str]) -> tuple[list[str], list[str]]:
     """The paths on Cloud Storage, and all others."""
-    objects: list[str] = []
-    others: list[str] = []
-    for path in paths:
-        (objects if path.startswith(GS) else others).append(path)
-    return objects, others
+    return [path for path in paths if path.startswith(GS)], [path for path in paths if not path.startswith(GS)]
 
 
 def _in_parallel(call: Callable[[str], _Answer], paths: Sequence[str]) -> list[_Answer]:
