@@ -142,7 +142,7 @@ def check_reports(output: str) -> None:
     for name, mark in ((SUMMARY, b'"images"'), (REPORT, MADE_BY)):
         path = f"{output}/{name}"
         content = read_file(path)[:_MARK_BYTES] if exists(path) and is_own_file(path) else b""
-        if exists(path) and content.strip(b"\0") and mark not in content:
+        if content.strip(b"\0") and mark not in content:
             raise OutputError(
                 f"output {output}: {name} there is not of this program and would be replaced; move it, or give another folder"
             )
