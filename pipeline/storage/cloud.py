@@ -41,10 +41,8 @@ def _client_of(_process: int, emulator: str) -> Any:
     else:
         client = storage.Client.create_anonymous_client()
     if not client._http.is_mtls:  # with client certificates it has an adapter of its own
-        for scheme in ("http://", "https://"):
-            client._http.mount(
-                scheme, requests.adapters.HTTPAdapter(pool_maxsize=_CONNECTIONS)
-            )  # the client has no option for it
+        for scheme in ("http://", "https://"):  # the client has no option for the number of connections
+            client._http.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=_CONNECTIONS))
     return client
 
 
