@@ -49,8 +49,7 @@ class Answers:
         """Begins to collect the outcomes of a request's images, if its sender wants an answer."""
         if not (self.topic and request.wants_answer):
             return
-        refs = [ref_of(image) for image in request.images]
-        refs += [letter.ref for letter in request.dead_letters]
+        refs = [*map(ref_of, request.images), *(letter.ref for letter in request.dead_letters)]
         self._subscriber.hold([request.message_id])
         with self._lock:
             self._open[request.message_id] = _Open(request, refs, self._clock() + self._deadline_s)
