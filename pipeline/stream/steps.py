@@ -1,8 +1,4 @@
-"""The first and the last step of a stream: `ParseMessages` makes images of messages, `PublishResults` publishes what was found.
-
-All steps between are DoFns in one line, without flatten or shuffle. A local runner therefore fuses them, and acknowledges a
-message only after its results are published and its rows are durable; `pipeline.stream.run` draws the way of an acknowledgement.
-"""
+"""The first and the last step of a stream: `ParseMessages` makes images of messages, `PublishResults` publishes results."""
 
 from __future__ import annotations
 
