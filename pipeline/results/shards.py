@@ -3,8 +3,6 @@
 A shard (see `layout` for its name) is written under another name, synced and renamed once; on Cloud Storage it is written with
 `ifGenerationMatch=0`. It is never overwritten. Its view, JSON Lines that no program reads back, is there before it. Only
 compaction deletes shards; the metadata of a merged shard names its sources, so a reader that sees both skips the sources.
-
-Of rows with the same key the newest counts, a detection before any dead letter.
 """
 
 from __future__ import annotations
