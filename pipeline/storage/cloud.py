@@ -76,7 +76,7 @@ def write_object(path: str, content: bytes, *, replace: bool = True) -> None:
     blob, kind = blob_of(path), mimetypes.guess_type(path)[0] or "application/octet-stream"
     try:
         # a retry is safe: the content is the same
-        blob.upload_from_string(content, content_type=kind, retry=DEFAULT_RETRY, **_only_new(replace))
+        blob.upload_from_string(content, content_type=kind, if_generation_match=None if replace else 0, retry=DEFAULT_RETRY)
     except PreconditionFailed as err:
         if blob_of(path).download_as_bytes() != content:  # else the answer was lost, and the client has tried again
             raise FileExistsError(f"{path} is there already, with other content") from err
@@ -87,9 +87,8 @@ def delete_object(path: str, generation: str = "") -> None:
     from google.api_core.exceptions import NotFound, PreconditionFailed
     from google.cloud.storage.retry import DEFAULT_RETRY
 
-    only_if = {"if_generation_match": int(generation)} if generation else {}
     with contextlib.suppress(NotFound, PreconditionFailed):
-        blob_of(path).delete(retry=DEFAULT_RETRY, **only_if)
+        blob_of(path).delete(if_generation_match=int(generation) if generation else None, retry=DEFAULT_RETRY)
 
 
 def move_object(path: str, new: str, *, replace: bool = True) -> None:
@@ -105,16 +104,12 @@ def move_object(path: str, new: str, *, replace: bool = True) -> None:
     blob, target = blob_of(path), blob_of(new)
     try:
         # keeps content and type; within a bucket no bytes are copied
-        blob.bucket.copy_blob(blob, target.bucket, target.name, retry=DEFAULT_RETRY, **_only_new(replace))
+        blob.bucket.copy_blob(blob, target.bucket, target.name, if_generation_match=None if replace else 0, retry=DEFAULT_RETRY)
     except NotFound as err:
         raise FileNotFoundError(f"{path} does not exist") from err
     except PreconditionFailed as err:
         raise FileExistsError(f"{new} is there already") from err
     delete_object(path)
-
-
-def _only_new(replace: bool) -> dict[str, Any]:
-    return {} if replace else {"if_generation_match": 0}
 
 
 def blob_of(path: str, generation: str = "") -> Any:
@@ -157,10 +152,10 @@ class GoogleStore(Store):
             yield from (name[:-1].rpartition("/")[2] for name in page.prefixes)
 
     def read_range(self, path: str, start: int, end: int, generation: str = "") -> bytes:
-        only_if = {"if_generation_match": int(generation)} if generation else {}
+        only_if = int(generation) if generation else None
         # the checksum is of the whole object
         how = {"raw_download": True, "checksum": None, "retry": None}
-        content: bytes = blob_of(path).download_as_bytes(start=start, end=end - 1, **how, **only_if)
+        content: bytes = blob_of(path).download_as_bytes(start=start, end=end - 1, if_generation_match=only_if, **how)
         return content
 
 
