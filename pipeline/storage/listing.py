@@ -260,7 +260,5 @@ def files_in_all(locations: Iterable[Location]) -> Iterator[FoundFile]:
 def _listed(location: Location) -> Iterator[None]:
     try:
         yield
-    except InputError:
-        raise
     except Exception as err:
         raise InputError(f"input {location.pattern}: cannot be listed: {' '.join(str(err).split())[:300]}") from err
