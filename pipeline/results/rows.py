@@ -61,16 +61,16 @@ def record_bytes(record: DetectedImage | DeadLetter) -> int:
 
 
 def detections_table(images: Sequence[DetectedImage], version: RowVersion, run: str, made_at: float) -> pa.Table:
-    """Rows of detected images, built from arrays; boxes are rounded to 0.01 pixel, confidences to 1e-5."""
+    """Rows of detected images, at least one, built from arrays; boxes are rounded to 0.01 pixel, confidences to 1e-5."""
     found = [image.detections for image in images]
     text_of = functools.cache(parquet_text)  # images have few class names
     ends = np.cumsum([0, *map(len, found)])
-    boxes = np.concatenate([np.zeros((0, 4)), *(each.boxes_xyxy.reshape(-1, 4).astype(np.float64) for each in found)])
-    confidences = np.concatenate([np.zeros(0), *(each.confidences.astype(np.float64) for each in found)])
+    boxes = np.concatenate([each.boxes_xyxy for each in found]).astype(np.float64)
+    confidences = np.concatenate([each.confidences for each in found]).astype(np.float64)
     detections = pa.StructArray.from_arrays(
         [
             pa.FixedSizeListArray.from_arrays(pa.array(np.round(boxes, 2).astype(np.float32).ravel()), type=_BOX),
-            pa.array(np.concatenate([np.zeros(0, np.int32), *(each.class_ids for each in found)]).astype(np.int32)),
+            pa.array(np.concatenate([each.class_ids for each in found]).astype(np.int32)),
             pa.array([text_of(name) for each in found for name in each.class_names], pa.string()),
             pa.array(np.round(confidences, 5).astype(np.float32)),
         ],
