@@ -168,12 +168,11 @@ def _times(shard: Shard) -> tuple[datetime.datetime, datetime.datetime]:
 
 def _fill(client: bigquery.Client, temporary: bigquery.Table, location: str, shards: Sequence[Shard]) -> None:
     """Writes shards into the temporary table: objects by one job, which BigQuery reads itself, and each local file by its own."""
-    config = bigquery.LoadJobConfig(
-        source_format=bigquery.SourceFormat.PARQUET, schema=temporary.schema, write_disposition="WRITE_APPEND"
-    )
     options = bigquery.ParquetOptions()
     options.enable_list_inference = True  # a list is a repeated column
-    config.parquet_options = options
+    config = bigquery.LoadJobConfig(
+        source_format="PARQUET", schema=temporary.schema, write_disposition="WRITE_APPEND", parquet_options=options
+    )
     if uris := [shard.path for shard in shards if shard.path.startswith(GS)]:
         client.load_table_from_uri(uris, temporary, job_config=config, location=location).result()
         return
