@@ -29,7 +29,7 @@ def check_subscription(name: str) -> str:
     return str(found.topic)
 
 
-def check_topic(name: str, what: str = "output", source: str = "") -> None:
+def check_topic(name: str, what: str, source: str) -> None:
     """Makes sure that a topic exists, and does not feed the job that publishes to it.
 
     Args:
