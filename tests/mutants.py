@@ -55,8 +55,8 @@ MUTANTS = {
     ),
     "leaves the settings out of the key": Mutant(
         "pipeline/results/completion.py",
-        '"\\0".join((uri, generation, model, version, settings))',
-        '"\\0".join((uri, generation, model, version))',
+        '"\\0".join(parts)',
+        '"\\0".join(parts[:-1])',
         "tests/launch/test_only_new.py::test_other_settings_are_other_rows_and_again_adds_rows",
     ),
     "compacts by deleting first": Mutant(
