@@ -155,6 +155,6 @@ def local_copy(folder: str, files: str = "**") -> Iterator[str]:
         for file in files_of(folder, files):
             target = Path(copy, file.path.removeprefix(folder).lstrip("/") or ONNX_MODEL)
             target.parent.mkdir(parents=True, exist_ok=True)
-            with store_of(file.path).open(file.path, file.generation) as source, target.open("wb") as sink:
+            with store_of(file.path).open(file.path) as source, target.open("wb") as sink:  # if it was replaced, `load` says so
                 shutil.copyfileobj(source, sink, 1 << 22)
         yield copy

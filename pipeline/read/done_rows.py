@@ -51,7 +51,8 @@ class DoneRows(NamedTuple):
         """Which of some images are done, `(N,) bool`, by URI and generation; those without a generation are not."""
         if not len(self.keys):
             return np.zeros(len(images), bool)
-        done = contains(self.keys, row_keys((*image, *self.version[:3]) for image in images))
+        model, version, settings, _ = self.version
+        done = contains(self.keys, row_keys([(uri, generation, model, version, settings) for uri, generation in images]))
         done[[number for number, (_, generation) in enumerate(images) if not generation]] = False
         return done
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect import load_model
 from pipeline.detect.golden import GOLDEN, GoldenImage, disagreement
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.write_golden import main, write_golden
@@ -148,6 +149,14 @@ def test_a_version_that_changes_while_it_is_loaded_is_not_taken(tmp_path, open_d
     assert "version 9 is refused, version 8 stays: its files changed while it was loaded" in capfd.readouterr().err
     look(detector)
     assert detector.model.version == "9"
+
+
+def test_a_version_on_storage_that_is_written_again_before_it_is_copied_is_not_taken(strict_gcs_bucket, monkeypatch):
+    path, store_of = f"gs://{strict_gcs_bucket.name}/models", load_model.store_of
+    write_version(path, 8)
+    monkeypatch.setattr(load_model, "store_of", lambda file: write_version(path, 8) and store_of(file))
+    with pytest.raises(ModelError, match="its files changed while it was loaded"):
+        load_detector(ModelConfig(path=f"{path}/8"), FAST)
 
 
 @pytest.mark.parametrize(
