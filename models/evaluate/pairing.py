@@ -107,7 +107,8 @@ def _pair_images(rows: Sequence[ImageRow], labels: Labels, match: Match) -> tupl
 
 def _find_image(uri: str, labels: Labels, by_name: Mapping[str, Sequence[int]], match: Match) -> int | None:
     path = unpacked(uri)
-    path = "/" + (posixpath.splitext(path)[0] if labels.without_endings and not video_frame(path) else path).strip("/")
+    _, time_ms = video_frame(path) or ("", None)
+    path = "/" + (posixpath.splitext(path)[0] if labels.without_endings and time_ms is None else path).strip("/")
     images = by_name.get(posixpath.basename(path), ())
     if match == "path" or len(images) > 1:
         named = {place: unpacked(labels.file_names[place]).strip("/") for place in images}
