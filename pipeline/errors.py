@@ -130,8 +130,10 @@ def signals_call(act: Callable[[], None], numbers: Sequence[int] = SIGNALS) -> I
         if not _comes_again(number, frame):
             act()
 
-    before = {number: signal.signal(number, called) for number in numbers}
+    before = {number: signal.getsignal(number) for number in numbers}
     try:
+        for number in numbers:
+            signal.signal(number, called)
         yield
     finally:
         for number, handler in before.items():

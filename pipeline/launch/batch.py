@@ -160,6 +160,7 @@ def _run_to_end(job: Job, run: Run, model: tuple[str, str]) -> int:
     done = _done(config, version, run.name)
     workers = None if job.in_process else graph.worker_context(config, run)
     source, sink = graph.source_of(config, done, workers), graph.sink_of(config, run, version, workers)
+    check_output(config.output)  # again: the lock may have taken an hour
     check_reports(config.output)
     # Where rows count as done, perhaps no image is new, and so the first new one loads the model.
     lazily = done is not None and (not job.in_process or len(done.keys) > 0)

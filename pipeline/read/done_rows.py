@@ -44,8 +44,9 @@ class DoneRows(NamedTuple):
           refs: The images.
           ask: Asks storage for generations that are not known; None: images without one are not done.
         """
-        known = ask.map(_generation, refs) if ask and len(self.keys) else [ref.generation for ref in refs]
-        return self.have([(ref.uri, generation) for ref, generation in zip(refs, known, strict=True)])
+        asks = ask if len(self.keys) else None
+        asked = [asks.submit(_generation, ref) if asks and not ref.generation else None for ref in refs]
+        return self.have([(ref.uri, each.result() if each else ref.generation) for ref, each in zip(refs, asked, strict=True)])
 
     def have(self, images: Sequence[tuple[str, str]]) -> np.ndarray:
         """Which of some images are done, `(N,) bool`, by URI and generation; those without a generation are not."""
@@ -65,6 +66,6 @@ def _keys(rows: DoneRows) -> np.ndarray:
 def _generation(ref: ImageRef) -> str:
     """The generation of an image; empty where storage does not say it."""
     try:
-        return ref.generation or generation_of(ref.location)
+        return generation_of(ref.location)
     except Exception:  # noqa: BLE001  the reader of the image reports what is wrong
         return ""

@@ -48,7 +48,7 @@ def read_manifest(path: str) -> Iterator[ImageRef | DeadLetter]:
     Raises:
       InputError: It cannot be read.
     """
-    folder = os.path.dirname(path)
+    folder = path.rsplit("/", 1)[0] if "/" in path else "."
     real = functools.lru_cache(_FOLDERS_KNOWN)(real_folder)
     try:
         with open_file(path) as file:
@@ -66,7 +66,7 @@ def _resolve(uri: str, folder: str) -> str:
     """A manifest's relative path is relative to the current folder, else to the manifest's own."""
     if "://" in uri or os.path.isabs(uri) or os.path.exists(file_of(uri)):
         return uri
-    beside = os.path.join(folder, uri)
+    beside = f"{folder}/{uri}"
     return beside if "://" in folder or os.path.exists(file_of(beside)) else uri
 
 

@@ -197,6 +197,12 @@ class _DropDoubles(_Counting):
     thousands of images.
     """
 
+    def setup(self) -> None:
+        self._pool = ThreadPoolExecutor(MAX_PARALLEL, "ask-generation")  # its threads start when they are needed
+
+    def teardown(self) -> None:
+        self._pool.shutdown()
+
     def process(self, partition: tuple[int, Iterable[_Listed]]) -> Iterator[list[_Listed]]:
         best: dict[str, _Listed] = {}
         doubles = 0
@@ -209,8 +215,7 @@ class _DropDoubles(_Counting):
         done = np.zeros(len(best), bool)
         if self._source.done:
             refs = [ImageRef(uri, listed[2], signed_uri=name_of(listed[3])) for uri, listed in best.items()]
-            with ThreadPoolExecutor(MAX_PARALLEL, "ask-generation") as pool:  # its threads start when they are needed
-                done = self._source.done.among(refs, pool)
+            done = self._source.done.among(refs, self._pool)
         self._skip(doubles)
         self._skip(int(done.sum()), done=True)
         new = compress(best.values(), ~done)

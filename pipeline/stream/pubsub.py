@@ -19,6 +19,7 @@ from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTr
 from apache_beam.transforms.core import RestrictionProvider
 from apache_beam.utils.timestamp import Duration
 
+from pipeline.stream.delayed_acks import DelayedAcks
 from pipeline.stream.messages import Message
 from pipeline.stream.run import RunSettings, StreamStep
 
@@ -118,7 +119,7 @@ class _Pull(StreamStep):
         """What to do with these messages when the bundle is final."""
         if not self._run.finalizes_early:
             return functools.partial(self._shared.subscriber.end_hold, ids)
-        polls = self._shared.delayed_acks[poller]
+        polls = self._shared.delayed_acks.setdefault(poller, DelayedAcks(self._shared.subscriber))
         this = polls.begin(poll, ids)
         self._ends = functools.partial(polls.end, this)
         return functools.partial(polls.finalize, this)

@@ -21,7 +21,6 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections import defaultdict
 from collections.abc import Iterator
 
 import apache_beam as beam
@@ -94,7 +93,7 @@ class StreamRun:
         self._failed: dict[str, bool] = {}
         subscription = settings.config.input[0] if settings.config.input else ""
         self.subscriber = Subscriber(subscription, PULL_IMAGES, PULL_BYTES, self.threads)
-        self.delayed_acks = defaultdict[int, DelayedAcks](lambda: DelayedAcks(self.subscriber))
+        self.delayed_acks: dict[int, DelayedAcks] = {}
         self.answers = Answers(stream.answer_topic, stream.answer_deadline_s, self.subscriber)
         self.recent = DedupCache(stream.deduplicate_s, self.answers.done)
         if stream.answer_topic:

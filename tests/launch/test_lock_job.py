@@ -1,12 +1,14 @@
 """Two jobs for one results folder: equal commands do the work once, different ones run side by side."""
 
 import concurrent.futures
+import contextlib
 import signal
 
 import pytest
 
 from pipeline import run
 from pipeline.errors import BUSY
+from pipeline.launch import batch
 from pipeline.results.lock import locked
 from pipeline.results.shards import list_shards
 from tests.forked_jobs import ForkedJob
@@ -37,6 +39,16 @@ def test_of_two_equal_commands_the_second_waits_and_finds_nothing_new(arguments,
     assert "nothing is new" in said()
     assert rows_by_name(out) == ["a.png"]
     assert not list(out.glob(".*"))
+
+
+def test_a_folder_that_became_a_link_during_the_wait_is_not_written_to(arguments, out, tmp_path, capsys, monkeypatch):
+    def waited(*_arguments, **_more):
+        out.joinpath("detections").symlink_to(tmp_path)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(batch, "locked", waited)
+    assert main(*arguments) == 2
+    assert "expected detections to be a folder of its own, it is a link" in capsys.readouterr().err
 
 
 def test_different_commands_run_side_by_side(arguments, out, tmp_path):

@@ -309,6 +309,12 @@ def test_what_a_run_wrote_below_an_input_is_none_of_it(tmp_path, monkeypatch, pa
     assert listed(pattern) == names
 
 
+def test_relative_names_of_a_manifest_below_an_empty_folder_keep_its_name(gcs_bucket):
+    """`a//b` and `a/b` are two objects."""
+    gcs_bucket.blob("a//list.txt").upload_from_string("b.jpg\n")
+    assert [ref.uri for ref in list_images([f"gs://{gcs_bucket.name}/a//list.txt"])] == [f"gs://{gcs_bucket.name}/a//b.jpg"]
+
+
 def test_a_folder_of_object_storage_needs_no_slash(gcs_bucket):
     """It is taken for one where there is no object of that name; one that there is comes first."""
     for name in ("folder/a.jpg", "folder/.hidden.jpg", "folder2/c.jpg", "object", "object/d.jpg"):
