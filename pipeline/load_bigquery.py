@@ -63,9 +63,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _tables(flags: argparse.Namespace) -> dict[str, str]:
     tables = {DETECTIONS: flags.table, DEAD_LETTERS: flags.dead_letters_table or f"{flags.table}_dead_letters"}
-    for name in tables.values():
+    for flag, name in zip(("--table", "--dead-letters-table"), tables.values(), strict=True):
         if name.count(".") != 2 or "/" in name or "`" in name or not all(name.split(".")):
-            raise ConfigError(f"--table: expected project.dataset.table, got {name!r}")
+            raise ConfigError(f"{flag}: expected project.dataset.table, got {name!r}")
     return tables
 
 

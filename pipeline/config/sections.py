@@ -26,6 +26,7 @@ from pipeline.config.paths import read_yaml
 from pipeline.config.setting import (
     MOST,
     Count,
+    Device,
     Duration,
     Engine,
     ListOf,
@@ -160,7 +161,7 @@ class DetectConfig:
         "bfloat16: about twice as fast on CPUs with avx512_bf16 or AMX and on GPUs; int8: with engine openvino, a version that "
         "detect-objects quantize wrote",
     )
-    device: str = setting(
+    device: Device = setting(
         "auto", "auto, cpu, gpu or gpu:<number>; without a number each process takes the GPU with the fewest processes"
     )
     gpu_memory_mb: Annotated[int, Field(ge=64, le=MOST)] | None = setting(

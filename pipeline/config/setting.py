@@ -49,7 +49,14 @@ def _engine(name: str) -> str:
     return name
 
 
+def _device(name: str) -> str:
+    if not re.fullmatch(r"auto|cpu|gpu(:\d+)?", name):
+        raise ValueError("expected auto, cpu, gpu or gpu:<number>")
+    return name
+
+
 Engine = Annotated[str, AfterValidator(_engine)]
+Device = Annotated[str, AfterValidator(_device)]
 
 
 def setting(default: Any, help_text: str, *, rows: bool = False, **more: Any) -> Any:

@@ -68,8 +68,6 @@ def _session(file: str, folder: str, detect: DetectConfig) -> Any:
 def _providers(available: list[str], detect: DetectConfig) -> list[Any]:
     """CUDA, with the number and the memory of the settings, where there is a GPU; else the CPU."""
     kind, _, number = detect.device.partition(":")
-    if kind not in ("auto", "cpu", "gpu"):
-        raise ModelError(f"device: expected auto, cpu, gpu or gpu:<number>, got {detect.device!r}")
     if kind == "gpu" and _CUDA not in available:
         raise ModelError(
             f"device {detect.device}: ONNX Runtime has {', '.join(available)}; install onnxruntime-gpu, or --device cpu"

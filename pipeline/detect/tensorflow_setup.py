@@ -84,8 +84,6 @@ def gpu_bytes(detect: DetectConfig) -> int | None:
 def _chosen_gpu(device: str, gpus: list[Any]) -> Any | None:
     """The GPU for `auto`, `cpu`, `gpu` or `gpu:<number>` (without a number one that few processes use); None for the CPU."""
     kind, _, number = device.partition(":")
-    if kind not in ("auto", "cpu", "gpu") or (number and not number.isdigit()):
-        raise ModelError(f"device: expected auto, cpu, gpu or gpu:<number>, got {device!r}")
     if kind == "cpu":
         return None
     index = int(number) if number else take_gpu(len(gpus))

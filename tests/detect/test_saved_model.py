@@ -146,8 +146,6 @@ def test_bfloat16_rounds_a_little():
     ("signature", "device", "message"),
     [
         ("other", "cpu", "expected a signature 'other', it has ['detect']; set model.signature"),
-        ("detect", "tpu", "device: expected auto, cpu, gpu or gpu:<number>, got 'tpu'"),
-        ("detect", "gpu:x", "device: expected auto, cpu, gpu or gpu:<number>, got 'gpu:x'"),
         ("detect", "gpu:99", "device gpu:99: TensorFlow sees"),
     ],
 )

@@ -191,6 +191,7 @@ def test_since_leaves_out_files_that_were_written_before(server, output, capsys)
     [
         ("p.nowhere.t", (), "error: table p.nowhere.t: expected its dataset to exist"),
         ("t", (), "error: --table: expected project.dataset.table, got 't'"),
+        ("p.d.t", ("--dead-letters-table", "d"), "error: --dead-letters-table: expected project.dataset.table, got 'd'"),
         ("p.d.t", ("--output", "nowhere"), "error: output 'nowhere': expected a results folder, found none there"),
         ("p.d.t", ("--since", "2026-13-01"), "error: --since: expected days such as 2026-11-20"),
     ],
