@@ -83,7 +83,7 @@ def load(model: ModelConfig, detect: DetectConfig, *, beside: bool = False) -> L
         opened = _open(open_model, local, folder, model, detect)
     if files_of(folder) != version.files:
         opened.engine.close()
-        raise ModelError(f"model {folder}: its files changed while it was loaded; start again once it is copied")
+        raise _changed(folder)
     loaded = _warm(opened, folder, version.name, golden, beside=beside, timeout_ms=detect.batch_timeout_ms)
     taken = max(tensorflow_setup.memory_in_use() - before, version.size_bytes)
     return dataclasses.replace(loaded, memory_bytes=taken, notes=(*notes, *loaded.notes))
@@ -151,10 +151,19 @@ def local_copy(folder: str, files: str = "**") -> Iterator[str]:
     if "://" not in folder:
         yield folder
         return
+    from google.api_core.exceptions import NotFound, PreconditionFailed
+
     with tempfile.TemporaryDirectory(prefix="model-", ignore_cleanup_errors=True) as copy:
         for file in files_of(folder, files):
             target = Path(copy, file.path.removeprefix(folder).lstrip("/") or ONNX_MODEL)
             target.parent.mkdir(parents=True, exist_ok=True)
-            with store_of(file.path).open(file.path) as source, target.open("wb") as sink:  # if it was replaced, `load` says so
-                shutil.copyfileobj(source, sink, 1 << 22)
+            try:
+                with store_of(file.path).open(file.path, file.generation) as source, target.open("wb") as sink:
+                    shutil.copyfileobj(source, sink, 1 << 22)
+            except (NotFound, PreconditionFailed) as err:
+                raise _changed(folder) from err
         yield copy
+
+
+def _changed(folder: str) -> ModelError:
+    return ModelError(f"model {folder}: its files changed while it was loaded; start again once it is copied")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -44,9 +45,9 @@ class DoneRows(NamedTuple):
           refs: The images.
           ask: Asks storage for generations that are not known; None: images without one are not done.
         """
-        asks = ask if len(self.keys) else None
-        asked = [asks.submit(_generation, ref) if asks and not ref.generation else None for ref in refs]
-        return self.have([(ref.uri, each.result() if each else ref.generation) for ref, each in zip(refs, asked, strict=True)])
+        unknown = [ref for ref in refs if not ref.generation]
+        found = ask.map(_generation, unknown) if ask and len(self.keys) else itertools.repeat("")
+        return self.have([(ref.uri, ref.generation or next(found)) for ref in refs])
 
     def have(self, images: Sequence[tuple[str, str]]) -> np.ndarray:
         """Which of some images are done, `(N,) bool`, by URI and generation; those without a generation are not."""
