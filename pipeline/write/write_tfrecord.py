@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from models.quiet import quiet_stderr
 from pipeline.read.tfrecords import framed
 from pipeline.records import path_bytes
 
@@ -29,7 +30,8 @@ _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 def write_tfrecord(rows: Iterable[dict[str, Any]], file: BinaryIO) -> None:
     """Writes JSON rows of detections as records of a TFRecord file; the same rows give the same bytes."""
-    import tensorflow as tf
+    with quiet_stderr():
+        import tensorflow as tf
 
     for row in rows:
         example = tf.train.Example()
