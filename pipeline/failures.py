@@ -92,5 +92,5 @@ class ImageError(Exception):
 
 
 def one_line(err: Exception) -> str:
-    """A library's error message, for a dead letter."""
+    """A library's error message, or the error's name where it has none."""
     return " ".join(str(err).split())[:200] or type(err).__name__

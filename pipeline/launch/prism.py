@@ -18,6 +18,7 @@ from typing import Any
 
 from pipeline.beam_internals import fetch_prism
 from pipeline.errors import RunnerError
+from pipeline.failures import one_line
 
 _START_SECONDS = 30.0
 # runs a command that ends whenever this process does: the shell's standard input, a pipe, closes then
@@ -90,7 +91,7 @@ def prism_binary(options: Any) -> str:
     try:
         return fetch_prism(options)
     except Exception as err:
-        raise RunnerError(f"{_HOW} ({' '.join(str(err).split())[:200]})") from err
+        raise RunnerError(f"{_HOW} ({one_line(err)})") from err
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:

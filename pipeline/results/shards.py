@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import OutputError
-from pipeline.failures import FOR_GOOD
+from pipeline.failures import FOR_GOOD, one_line
 from pipeline.records import line_bytes
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, ROWS, time_in_name
@@ -120,7 +120,7 @@ def skipping_damaged(shard: Shard) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except BROKEN as err:
-        warn_unreadable(shard.path, " ".join(str(err).split())[:200])
+        warn_unreadable(shard.path, one_line(err))
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from pipeline.failures import one_line
 from pipeline.storage.cloud import GS, blob_of, delete_object, move_object, write_object
 from pipeline.storage.listing import MAX_PARALLEL
 from pipeline.storage.store import FoundFile, retried
@@ -204,7 +205,7 @@ def read_checked(path: str, parse: Callable[[bytes], Any]) -> Any:
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError, PermissionError) as err:
-        warn_unreadable(path, " ".join(str(err).split())[:200])
+        warn_unreadable(path, one_line(err))
         return None
 
 
