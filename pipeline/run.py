@@ -38,7 +38,7 @@ what most people use:
   --classes NAME ...         keep only these classes
   --export FORMAT ...        csv, coco, yolo, voc, cvat, label-studio or tfrecord at the end, too
   --samples N                write N annotated images
-  --precision bfloat16       faster on some CPUs and on GPUs; --device cpu, gpu or gpu:0
+  --precision bfloat16       faster on some CPUs, float16 on GPUs; --device cpu, gpu or gpu:0
   --allow-uri-prefix URI     folders whose images messages and found lists may name
 
   detect-objects run --input 'photos/**/*.jpg' --output out/ --model models/yolov4 --dry-run

@@ -56,7 +56,11 @@ _STUDENTS_T = 2.447  # two-sided 95 %, for the six degrees of freedom of the fin
 _GAIN = 1.02  # smaller gains are not worth a setting
 _START_ANSWERS_S = 600.0  # a large model on a busy machine, or a server that wakes up
 _ANSWERS_S, _TIMES_START = 60.0, 6.0  # a candidate answers within so many times what the start took to load, at least 60 s
-_PRECISIONS = {"tensorflow": ("float32", "bfloat16"), "openvino": ("float32", "bfloat16", "int8"), "onnxruntime": ("float32",)}
+_PRECISIONS = {
+    "tensorflow": ("float32", "float16" if glob.glob(NVIDIA_DEVICES) else "bfloat16"),
+    "openvino": ("float32", "bfloat16", "int8"),
+    "onnxruntime": ("float32",),
+}
 _ENGINE = ("detect.engine", "detect.precision")
 _SPAWN = multiprocessing.get_context("spawn")
 _STOPS = (signal.SIGINT, signal.SIGTERM)

@@ -156,10 +156,10 @@ class DetectConfig:
         "KServe v2 protocol), or package.module:function; by default an ONNX file runs in openvino on a CPU and in onnxruntime "
         "on a GPU; openvino, onnxruntime and triton need the extra of their name",
     )
-    precision: Literal["float32", "bfloat16", "int8"] = setting(
+    precision: Literal["float32", "bfloat16", "float16", "int8"] = setting(
         "float32",
-        "bfloat16: about twice as fast on CPUs with avx512_bf16 or AMX and on GPUs; int8: with engine openvino, a version that "
-        "detect-objects quantize wrote",
+        "bfloat16: about twice as fast on CPUs with avx512_bf16 or AMX; float16: with engine tensorflow, on GPUs; int8: with "
+        "engine openvino, a version that detect-objects quantize wrote",
     )
     device: Device = setting(
         "auto", "auto, cpu, gpu or gpu:<number>; without a number each process takes the GPU with the fewest processes"
@@ -170,7 +170,7 @@ class DetectConfig:
     batch_sizes: ListOf[Count] = setting((), "allowed batch sizes, ascending; default: 1,2,4 on CPU and up to 32 on GPU")
     batch_timeout_ms: Duration = setting(1.0, "longest wait of an image for its batch to fill")
     concurrent_batches: Threads | None = setting(
-        None, "batches in flight; default: one more than cores, up to 4, on CPU; 2 on GPU"
+        None, "batches in flight; default: one more than cores, up to 4, on CPU; 3 on GPU"
     )
     intra_op_threads: Threads | None = setting(None, "threads inside one operation; default: cores / streams on CPU")
     feeder_processes: Threads | None = setting(

@@ -95,8 +95,11 @@ class FunctionEngine:
 
 
 def concurrent_batches_of(detect: DetectConfig, gpu: bool) -> int:
-    """Concurrent batches: as set, else two on a GPU (one computes, one is fed), and one more than cores on a CPU, up to four."""
-    return detect.concurrent_batches or (2 if gpu else min(4, available_cpus() + 1))
+    """Concurrent batches: as set, else three on a GPU, and one more than cores on a CPU, up to four.
+
+    On a GPU one is fed, one computes, and boxes of one are suppressed, which TensorFlow does on the CPU.
+    """
+    return detect.concurrent_batches or (3 if gpu else min(4, available_cpus() + 1))
 
 
 class OpenedModel(NamedTuple):

@@ -57,15 +57,19 @@ class Signature:
       outputs: By name.
       run: Calls the model once.
       has_boolean_mask: Whether it picks rows of a whole batch by their values.
+      channels_first: Whether the model itself takes images `(N, 3, H, W)`.
     """
 
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
     run: Callable[[Arrays], Arrays]
     has_boolean_mask: bool = False
+    channels_first: bool = False
 
     def by_role(self, pixels: np.ndarray, metadata: DetectorMetadata, detect: DetectConfig) -> Arrays:
         """Runs it on images `(N, H, W, 3) uint8`; returns the outputs as `split_metadata` describes them."""
+        if self.channels_first:  # moved as bytes; arithmetic keeps the order in memory
+            pixels = np.moveaxis(np.ascontiguousarray(np.moveaxis(pixels, -1, 1)), 1, -1)
         return split_outputs(self.run(feed_of(pixels, metadata, detect)), metadata)
 
     def batch_of(self, metadata: DetectorMetadata) -> int | None:
@@ -85,7 +89,7 @@ def channels_last(signature: Signature) -> Signature:
         moved_feed = {name: np.moveaxis(array, -1, 1) if name in moved else array for name, array in feed.items()}
         return signature.run({name: np.ascontiguousarray(array) if array.ndim else array for name, array in moved_feed.items()})
 
-    return dataclasses.replace(signature, inputs={**signature.inputs, **moved}, run=run)
+    return dataclasses.replace(signature, inputs={**signature.inputs, **moved}, run=run, channels_first=bool(moved))
 
 
 def most_boxes(detect: DetectConfig) -> int:
@@ -108,6 +112,7 @@ def feed_of(pixels: Any, metadata: DetectorMetadata, detect: DetectConfig, xp: A
         images = xp.asarray(images, np.float32)
         if (low, high) != (0.0, 255.0):
             images *= np.float32((high - low) / 255.0)
+        if low:
             images += np.float32(low)
         if metadata.normalisation:
             images = (images - np.array(IMAGENET_MEAN, np.float32)) / np.array(IMAGENET_DEVIATION, np.float32)

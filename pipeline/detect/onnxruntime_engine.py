@@ -58,6 +58,7 @@ def _session(file: str, folder: str, detect: DetectConfig) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = detect.intra_op_threads or max(1, available_cpus() // concurrent_batches_of(detect, gpu=False))
     options.log_severity_level = 4  # each error is raised, too
+    onnxruntime.set_default_logger_severity(4)  # what it says of devices
     providers = _providers(onnxruntime.get_available_providers(), detect)
     try:
         return onnxruntime.InferenceSession(file, options, providers=providers)

@@ -110,6 +110,8 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
       ModelError: It has no int8 network, OpenVINO is missing or cannot convert it, or lacks what the settings ask for.
     """
     check_installed("openvino", "openvino")
+    if detect.precision not in _PRECISIONS:
+        raise ModelError(f"precision {detect.precision}: engine openvino has {', '.join(_PRECISIONS)}")
     if (file := onnx_file(local)) and detect.precision != "int8":
         return _open_onnx(file, local, folder, model, detect)
     try:

@@ -20,6 +20,8 @@ from pipeline.detect.tensorflow_internals import import_without_keras
 from pipeline.errors import ModelError
 from pipeline.limits import available_cpus, resident_bytes
 
+# the precision beside float32, and Grappler's option for it, which does nothing on the other device
+_REWRITES = {"cpu": ("bfloat16", "auto_mixed_precision_onednn_bfloat16"), "gpu": ("float16", "auto_mixed_precision")}
 _MOST_ON_GPU = 64  # processes
 _held: list[BinaryIO] = []  # locks of a GPU, for as long as this process lives
 
@@ -28,14 +30,19 @@ def configure_tensorflow(detect: DetectConfig) -> Any:
     """Imports TensorFlow with the threads, device and memory of the settings; later calls change nothing.
 
     Raises:
-      ModelError: The machine lacks the device.
+      ModelError: The machine lacks the device, or the device the precision.
     """
     with quiet_stderr(), gc_paused():
         tf = import_without_keras()
     freeze_gc()
-    # of functions that are traced from now on
-    tf.config.optimizer.set_experimental_options({"auto_mixed_precision_onednn_bfloat16": detect.precision == "bfloat16"})
     gpu = _chosen_gpu(detect.device, tf.config.list_physical_devices("GPU"))
+    other, rewrite = _REWRITES["cpu" if gpu is None else "gpu"]
+    if detect.precision not in ("float32", other):
+        raise ModelError(
+            f"precision {detect.precision}: engine tensorflow has float32 and {other} on a {'CPU' if gpu is None else 'GPU'}"
+        )
+    # of functions that are traced from now on
+    tf.config.optimizer.set_experimental_options({rewrite: detect.precision == other})
     with contextlib.suppress(RuntimeError):  # TensorFlow has started already
         tf.config.set_visible_devices([] if gpu is None else [gpu], "GPU")
         if gpu is not None and detect.gpu_memory_mb:

@@ -3,10 +3,11 @@
     python -m tests.benchmarks.on_gpu [--cfg yolov4.cfg [--weights yolov4.weights]] [--onnx yolov8n.onnx]
     python -m tests.benchmarks.on_gpu --dry-run
 
-The first table has what must hold: the choice of a device, the growth and the bound of its memory, smaller batches after an
-out-of-memory error, two processes on one GPU, two GPUs. The second one has images per second of each engine that is installed,
-beside a plain loop with the same engine, and the share of time in which `nvidia-smi` sees the GPU busy. The detector is
-YOLOv4-tiny with random weights; with `--cfg` also YOLOv4 at 608x608, without `--weights` with random ones.
+The first table has images per second of each engine that is installed, beside those of the engine alone, which runs one batch
+again and again, and of a plain loop with it; and the share of time in which `nvidia-smi` sees the GPU busy. The detector is
+YOLOv4-tiny with random weights; with `--cfg` also YOLOv4 at 608x608, without `--weights` with random ones. The second table
+has what must hold: the choice of a device, the growth and the bound of its memory, smaller batches after an out-of-memory
+error, two processes on one GPU, two GPUs. Each row is also printed as soon as it is there.
 
 The dry run takes the same steps with the bundled digits on a CPU, small. It is the default where there is no GPU.
 """
@@ -19,6 +20,7 @@ import importlib.util
 import shutil
 import statistics
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,6 +40,7 @@ from pipeline.detect import tensorflow_setup
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.engine import FunctionEngine, OutOfMemory
 from pipeline.detect.load_model import load
+from pipeline.detect.server_protocols import PROTOCOLS
 from pipeline.errors import UserError
 from pipeline.feed.fit import ModelInput, fit
 from pipeline.limits import available_cpus
@@ -50,6 +53,8 @@ from tests.models.darknet_cases import random_values, write_weights
 from tests.onnx_files import write_yolo
 
 _BOUND_MB = 2048  # of memory, for a model that takes less, and for batches that take more
+LARGE = "YOLOv4 at 608"
+_OBJECTNESS = -1.6  # 75 candidates at 608x608
 _SIZES, _LARGE_SIZES = (1, 2, 4, 8), (1, 8, 64, 512)
 
 
@@ -69,14 +74,35 @@ class Model(NamedTuple):
         return ours(*flags, config=self.described_by, model=Path(self.path))
 
 
+class Trial(NamedTuple):
+    """A model with an engine, on a device, with a precision."""
+
+    model: Model
+    engine: str
+    device: str
+    precision: str = "float32"
+
+    def flags(self) -> list[str]:
+        """Of a job."""
+        return ["--engine", self.engine, "--device", self.device, "--precision", self.precision]
+
+    def detect(self) -> DetectConfig:
+        """The same for `load`."""
+        return DetectConfig(engine=self.engine, device=self.device, precision=self.precision)
+
+
 class Machine(NamedTuple):
-    """What is tried: a detector on a device, on a folder of so many images. Without GPUs it is a dry run."""
+    """What is tried: a detector on a device, on so many images. Without GPUs it is a dry run."""
 
     gpus: int
     device: str
     model: Model
-    images: Path
     count: int
+
+    def images(self) -> Path:
+        """Their folder."""
+        source = make_images(SMALL) if self.gpus else Path(digits.FOLDER, "samples")
+        return link_images(source, BENCH / f"on-gpu-{source.name}-{self.count}", self.count)
 
 
 @contextlib.contextmanager
@@ -153,36 +179,47 @@ def sizes_left(model: Model, device: str) -> tuple[int, ...]:
     return batcher.batch_sizes
 
 
-def plain_loop(model: Model, engine: str, device: str, images: Path) -> float:
-    """Images per second of threads that each read, decode and resize a batch and run it; nothing else."""
-    loaded = load(model.config(), DetectConfig(device=device, engine=engine))
-    to, run = ModelInput.of(loaded.metadata), loaded.engine.engine.run
+def without_pipeline(trial: Trial, images: Path) -> tuple[float, float]:
+    """Images per second of the engine alone, and of threads that each read, decode and resize a batch and run it."""
+    loaded = load(trial.model.config(), trial.detect())
+    to, engine = ModelInput.of(loaded.metadata), loaded.engine.engine
     size, files = loaded.engine.batch_sizes[-1], sorted(images.iterdir())
     batches = [files[start : start + size] for start in range(0, len(files) - size + 1, size)]
 
-    def detect(batch: Sequence[Path]) -> None:
-        run(np.stack([fit(path.read_bytes(), to, 1e9)[1] for path in batch]))
+    def prepared(batch: Sequence[Path]) -> np.ndarray:
+        return np.stack([fit(path.read_bytes(), to, 1e9)[1] for path in batch])
 
-    began = time.monotonic()
-    with ThreadPoolExecutor(available_cpus()) as threads:
-        list(threads.map(detect, batches))
-    return size * len(batches) / (time.monotonic() - began)
+    def rate(threads: int, detect: Callable[[Sequence[Path]], object]) -> float:
+        began = time.monotonic()
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(detect, batches))
+        return size * len(batches) / (time.monotonic() - began)
+
+    pixels = prepared(batches[0])
+    alone = rate(engine.concurrent_batches, lambda _batch: engine.run(pixels))
+    return alone, rate(available_cpus(), lambda batch: engine.run(prepared(batch)))
 
 
 def checks(machine: Machine) -> list[list[str]]:
     """The rows of the first table: what, what is expected, what came."""
     model, device, first = machine.model, machine.device, "GPU:0" if machine.gpus else "CPU"
-    refused, skipped = "refused, in one line", "skipped: this machine has fewer"
+    refused = "refused, in one line"
     sizes, bound = (_LARGE_SIZES, f"at most {_BOUND_MB}") if machine.gpus else (_SIZES, "as without")
     chosen_by = {"auto": first, "cpu": "CPU", "gpu": first if machine.gpus else refused, "gpu:99": refused}
     return [
-        *([f"--device {name}", expected, _attempt(in_child, chosen, name)] for name, expected in chosen_by.items()),
-        ["memory, MB", "as needed: not all of the device's", _attempt(in_child, memory_mb, model, device, None)],
-        [f"the same with --gpu-memory-mb {_BOUND_MB}", bound, _attempt(in_child, memory_mb, model, device, _BOUND_MB)],
-        [f"batch sizes {sizes} in too little memory", "the smaller ones", _attempt(in_child, sizes_left, model, device)],
-        ["two processes on one device, images/s", "at least one's rate", _attempt(_two_processes, machine)],
-        ["all GPUs, images/s", "about as many times one's", _attempt(_all_gpus, machine) if machine.gpus > 1 else skipped],
+        *(_row(f"--device {name}", expected, _attempt(in_child, chosen, name)) for name, expected in chosen_by.items()),
+        _row("memory, MB", "as needed: not all of the device's", _attempt(in_child, memory_mb, model, device, None)),
+        _row(f"the same with --gpu-memory-mb {_BOUND_MB}", bound, _attempt(in_child, memory_mb, model, device, _BOUND_MB)),
+        _row(f"batch sizes {sizes} in too little memory", "the smaller ones", _attempt(in_child, sizes_left, model, device)),
+        _row("two processes on one device, images/s", "at least one's rate", _attempt(_two_processes, machine)),
+        _row("all GPUs, images/s", "about as many times one's", _attempt(_all_gpus, machine)),
     ]
+
+
+def _row(*cells: object) -> list[str]:
+    row = [str(cell) for cell in cells]
+    print(" | ".join(row), file=sys.stderr, flush=True)
+    return row
 
 
 def _two_processes(machine: Machine) -> str:
@@ -194,35 +231,39 @@ def _two_processes(machine: Machine) -> str:
 
 
 def _all_gpus(machine: Machine) -> str:
+    if machine.gpus < 2:
+        return "skipped: this machine has fewer"
     many = ["--direct_running_mode", "multi_processing", "--direct_num_workers", str(machine.gpus)]
     runs = [_run(f"{len(flags)} flags", machine.model.job("--device", "gpu", *flags), machine) for flags in ([], many)]
     return f"{runs[1].images_per_second:.0f}; one {runs[0].images_per_second:.0f}"
 
 
 def _run(name: str, job: Contender, machine: Machine) -> Run:
-    run = run_once(f"on gpu, {name}", job, 0, machine.images, BENCH / "out" / name.replace(" ", "_"))
+    run = run_once(f"on gpu, {name}", job, 0, machine.images(), BENCH / "out" / name.replace(" ", "_"))
     if run.images != machine.count:
         raise ValueError(f"expected {machine.count} rows, got {run.images}")
     return run
 
 
-def speeds(machine: Machine, models: Sequence[tuple[Model, str]]) -> list[list[str]]:
-    """The rows of the second table, of models with their engines."""
+def speeds(machine: Machine, trials: Sequence[Trial]) -> list[list[str]]:
+    """The rows of the first table."""
     rows = []
-    for model, engine in models:
-        installed = importlib.util.find_spec(engine)
-        missing = "needs a server" if engine in ("triton", "tf-serving") else "" if installed else "is not installed"
-        found = [f"skipped: {missing}", "", "", ""] if missing else _attempt(_speed, machine, model, engine)
-        rows.append([model.title, engine, *([found, "", "", ""] if isinstance(found, str) else found)])
+    for trial in trials:
+        installed = importlib.util.find_spec(trial.engine)
+        missing = "needs a server" if trial.engine in PROTOCOLS else "" if installed else "is not installed"
+        images = machine.count // 4 if trial.model.title == LARGE else machine.count  # a quarter of them takes as long
+        found = f"skipped: {missing}" if missing else _attempt(_speed, machine._replace(count=images), trial)
+        figures = [found, *[""] * 4] if isinstance(found, str) else found
+        rows.append(_row(trial.model.title, trial.engine, trial.device, trial.precision, *figures))
     return rows
 
 
-def _speed(machine: Machine, model: Model, engine: str) -> list[str]:
-    device = "cpu" if engine == "openvino" else "auto"
+def _speed(machine: Machine, trial: Trial) -> list[str]:
     with watched(machine.gpus) as samples:
-        run = _run(f"{model.title} {engine}", model.job("--engine", engine, "--device", device), machine)
-    loop = in_child(plain_loop, model, engine, device, machine.images)
-    return [f"{run.images_per_second:.1f}", f"{run.images_per_second / loop:.2f}", *_busy_and_memory(samples, run)]
+        run = _run(" ".join((trial.model.title, *trial.flags()[1::2])), trial.model.job(*trial.flags()), machine)
+    compared = in_child(without_pipeline, trial, machine.images())
+    rate = run.images_per_second
+    return [f"{rate:.1f}", *(f"{rate / other:.2f}" for other in compared), *_busy_and_memory(samples, run)]
 
 
 def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -233,6 +274,16 @@ def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
         return f"failed: {' '.join(str(err).split())[:300]}"
 
 
+def _few_objects(cfg: str) -> np.ndarray:
+    """Random values for its weights with which an image has some dozens of candidates, as a photo has, and not all of them."""
+    values, start = random_values(cfg), 0
+    for layer in parse_network(cfg).convolutions:
+        if not layer.batch_normalize:  # a head: its biases come first, four of a box, its objectness, its classes
+            values[start : start + layer.filters][4 :: layer.filters // 3] += _OBJECTNESS
+        start += layer.filters * (4 if layer.batch_normalize else 1) + layer.kernel_count
+    return values
+
+
 def _yolov4(cfg: Path, weights: Path | None) -> Model:
     folder, text = BENCH / "yolov4-608" / "1", cfg.read_text()
     shutil.rmtree(folder.parent, ignore_errors=True)
@@ -240,35 +291,51 @@ def _yolov4(cfg: Path, weights: Path | None) -> Model:
     names, made = folder.parent / "names", folder.parent / "random.weights"
     names.write_text("".join(f"class {number}\n" for number in range(parse_network(text).classes)))
     if weights is None:
-        write_weights(made, random_values(text))
+        write_weights(made, _few_objects(text))
     import_darknet(str(cfg), str(weights or made), str(names), str(folder), input_hw=(608, 608))
-    return Model("YOLOv4 at 608", str(folder))
+    return Model(LARGE, str(folder))
 
 
 def main() -> None:
     """Tries all, and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dry-run", action="store_true", help="small, on the CPU")
-    parser.add_argument("--images", type=int, help="how many (default: 4096; of a dry run 16)")
+    parser.add_argument(
+        "--images", type=int, help="how many (default: 16384; of a dry run 16; YOLOv4 at 608 gets a quarter of them)"
+    )
     parser.add_argument("--cfg", type=Path, help="Darknet's yolov4.cfg, for YOLOv4 at 608")
     parser.add_argument("--weights", type=Path, help="its weights (default: random ones)")
     parser.add_argument("--onnx", type=Path, help="a detector for ONNX Runtime (default: a toy)")
     args = parser.parse_args()
     names = [] if args.dry_run else _nvidia("name")
-    count = args.images or (4096 if names else 16)
-    source = make_images(SMALL) if names else Path(digits.FOLDER, "samples")
-    images = link_images(source, BENCH / f"on-gpu-{source.name}-{count}", count)
+    count = args.images or (16384 if names else 16)
     model = Model("YOLOv4-tiny", str(in_child(make_model).resolve()), CONFIG) if names else Model("digits", digits.FOLDER)
     onnx = args.onnx or Path(write_yolo(BENCH / "toy.onnx"))
-    models = [(Model(onnx.stem, str(onnx)) if engine == "onnxruntime" else model, engine) for engine in ENGINES]
-    if args.cfg:
-        models.append((in_child(_yolov4, args.cfg, args.weights), "tensorflow"))
-    machine = Machine(len(names), "gpu" if names else "cpu", model, images, count)
+    device, best = ("gpu", "float16") if names else ("cpu", "bfloat16")
+    found_by = {
+        "openvino": Trial(model, "openvino", "cpu"),
+        "onnxruntime": Trial(Model(onnx.stem, str(onnx)), "onnxruntime", device),
+    }
+    trials = [found_by.get(engine, Trial(model, engine, device)) for engine in ENGINES]
+    large = [in_child(_yolov4, args.cfg, args.weights)] if args.cfg else []
+    trials += [Trial(one, "tensorflow", device, precision) for one in large for precision in ("float32", best)]
+    trials.append(Trial(model, "tensorflow", device, best))
+    machine = Machine(len(names), device, model, count)
     found = ", ".join(names) or "DRY RUN without a GPU: it shows that the steps work, and nothing of a GPU"
     print(f"\n{found}; {results.machine()}")
-    print("\n" + results.table(["what", "expected", "got"], [[str(each) for each in row] for row in checks(machine)]))
-    header = ["model", "engine", "images/s", "of its plain loop", "GPU busy", "GPU MB"]
-    print("\n" + results.table(header, speeds(machine, models)), flush=True)
+    header = [
+        "model",
+        "engine",
+        "device",
+        "precision",
+        "images/s",
+        "of the engine alone",
+        "of the plain loop",
+        "GPU busy",
+        "GPU MB",
+    ]
+    print("\n" + results.table(header, speeds(machine, trials)), flush=True)
+    print("\n" + results.table(["what", "expected", "got"], checks(machine)), flush=True)
 
 
 if __name__ == "__main__":

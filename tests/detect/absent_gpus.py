@@ -19,6 +19,7 @@ def main(arguments: Sequence[str]) -> int:
     tf.config.list_physical_devices = lambda kind=None: gpus
     tf.config.set_visible_devices = lambda devices, kind: told.update(visible=[gpus.index(one) for one in devices])
     tf.config.set_logical_device_configuration = lambda gpu, parts: told.update(memory_mb=parts[0].memory_limit)
+    tf.config.optimizer.set_experimental_options = lambda options: told.update(rewrites=options)
     tf.config.experimental.set_memory_growth = lambda gpu, grows: told.update(grows=grows)
     tempfile.tempdir = None  # of the process that this one was forked from
     load(ModelConfig(path=model), DetectConfig(**json.loads(detect))).engine.close()

@@ -20,4 +20,4 @@ def test_a_dry_run_takes_every_step(tmp_path):
     assert "failed" not in printed
     assert printed.count("skipped") == 3  # two GPUs, and the engines of servers
     assert "| (1, 2) |" in printed
-    assert "| YOLOv4 at 608 | tensorflow |" in printed
+    assert "| YOLOv4 at 608 | tensorflow | cpu | bfloat16 |" in printed

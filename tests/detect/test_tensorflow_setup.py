@@ -14,7 +14,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.load_model import load
 from pipeline.detect.tensorflow_internals import freeze
+from pipeline.errors import ModelError
 from tests.conftest import REPO
 from tests.forked_jobs import run_forked
 from tests.processes import end_group, running
@@ -25,11 +28,21 @@ from tests.processes import end_group, running
 @pytest.mark.parametrize(
     ("settings", "of_gpus"),
     [
-        pytest.param({"device": "cpu", "gpu_memory_mb": 1000}, {"visible": [], "taken": []}, id="cpu"),
         pytest.param(
-            {"device": "gpu:1", "gpu_memory_mb": 1000}, {"visible": [1], "memory_mb": 1000, "taken": []}, id="one by its number"
+            {"device": "cpu", "gpu_memory_mb": 1000, "precision": "bfloat16"},
+            {"visible": [], "taken": [], "rewrites": {"auto_mixed_precision_onednn_bfloat16": True}},
+            id="cpu",
         ),
-        pytest.param({"device": "auto"}, {"visible": [0], "grows": True, "taken": ["0-0"]}, id="any, which is taken once"),
+        pytest.param(
+            {"device": "gpu:1", "gpu_memory_mb": 1000, "precision": "float16"},
+            {"visible": [1], "memory_mb": 1000, "taken": [], "rewrites": {"auto_mixed_precision": True}},
+            id="one by its number",
+        ),
+        pytest.param(
+            {"device": "auto"},
+            {"visible": [0], "grows": True, "taken": ["0-0"], "rewrites": {"auto_mixed_precision": False}},
+            id="any, which is taken once",
+        ),
     ],
 )
 def test_a_model_that_nobody_prepared_runs_as_asked(tmp_path, monkeypatch, bright_model, model, settings, of_gpus):
@@ -42,6 +55,15 @@ def test_a_model_that_nobody_prepared_runs_as_asked(tmp_path, monkeypatch, brigh
     code = run_forked(arguments, printed, module="tests.detect.absent_gpus", errors=errors)
     assert code == 0, errors.read_text()
     assert json.loads(printed.read_text()) == {**of_gpus, "threads": [7, 0 if of_gpus["visible"] else 5]}
+
+
+@pytest.mark.parametrize(
+    ("engine", "others"), [("tensorflow", "float32 and bfloat16 on a CPU"), ("openvino", "float32, bfloat16, int8")]
+)
+def test_a_precision_that_the_device_lacks_is_refused(engine, others):
+    """Grappler's rewrite to float16 does nothing on a CPU."""
+    with pytest.raises(ModelError, match=f"precision float16: engine {engine} has {others}"):
+        load(ModelConfig(path="digits"), DetectConfig(device="cpu", engine=engine, precision="float16"))
 
 
 TAKE = """
