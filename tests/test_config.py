@@ -38,7 +38,9 @@ def write_config(tmp_path):
         pytest.param("1: 2", "expected keys that are strings, got 1", id="key that is no text"),
         pytest.param("detect: 5", "detect: expected a section with keys, got 5", id="value for a section"),
         pytest.param("detect: {score_threshold: 1.5}", "expected at most 1, got 1.5", id="too high"),
-        pytest.param("detect: {precision: half}", "expected 'float32', 'bfloat16', 'float16' or 'int8', got 'half'", id="unknown choice"),
+        pytest.param(
+            "detect: {precision: half}", "expected 'float32', 'bfloat16', 'float16' or 'int8', got 'half'", id="unknown choice"
+        ),
         pytest.param("detect: {device: gpu:x}", "expected auto, cpu, gpu or gpu:<number>, got 'gpu:x'", id="device"),
         pytest.param("write: {export: [xls]}", "write.export: expected 'csv', 'coco', 'yolo'", id="choice in a list"),
         pytest.param(
