@@ -6,7 +6,6 @@ Exit code 0: OK: all required parts found; 1: something is broken, and the last 
 from __future__ import annotations
 
 import argparse
-import glob
 import importlib.metadata
 import os
 import pathlib
@@ -21,7 +20,7 @@ from importlib.metadata import Distribution, PackageNotFoundError
 from packaging.requirements import Requirement
 
 from pipeline.errors import CommandParser
-from pipeline.limits import NVIDIA_DEVICES, available_cpus, memory_limit_bytes
+from pipeline.limits import available_cpus, memory_limit_bytes, nvidia_gpus
 
 PROJECT = "hybrid-detection-pipeline"
 _SHOWN = ("apache-beam", "tensorflow", "tfx-bsl", "numpy", "opencv-python-headless")
@@ -134,7 +133,7 @@ def _machine() -> Iterator[Finding]:
 
 def _devices(full: bool) -> Finding:
     """TensorFlow's devices; it is imported only where there is a GPU, or on request."""
-    gpus = glob.glob(NVIDIA_DEVICES)
+    gpus = nvidia_gpus()
     if not (gpus or full):
         return "devices", "CPU; no NVIDIA GPU here, so TensorFlow was not imported (--full imports it)", False
     print("importing TensorFlow and Beam to list the devices …", file=sys.stderr, flush=True)

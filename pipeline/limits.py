@@ -18,7 +18,6 @@ from pathlib import Path
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 _MEMINFO = Path("/proc/meminfo")
-NVIDIA_DEVICES = "/dev/nvidia[0-9]*"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _LEAST_BYTES = 1_000_000.0  # an image always gets through, one at a time
 _SHARE = 0.25  # of free memory for one buffer of encoded images: there are three, and decoded images need the rest
@@ -42,9 +41,16 @@ def machine() -> str:
     model = None
     with contextlib.suppress(OSError):
         model = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    gpus = len(glob.glob(NVIDIA_DEVICES))
+    gpus = nvidia_gpus()
     processor = " ".join(model[1].split()) if model else platform.machine()
     return f"{processor}, {available_cpus()} CPUs" + (f", {gpus} GPUs" if gpus else "")
+
+
+def nvidia_gpus() -> int:
+    """NVIDIA's GPUs that this process may use."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    found = glob.glob("/dev/nvidia[0-9]*") if listed is None else [each for each in listed.split(",") if each not in ("", "-1")]
+    return len(found)
 
 
 def memory_limit_bytes(groups: Path = _GROUPS, own: Path = _OWN) -> int | None:

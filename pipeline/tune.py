@@ -18,7 +18,6 @@ import collections
 import contextlib
 import dataclasses
 import datetime
-import glob
 import importlib.util
 import itertools
 import math
@@ -44,7 +43,7 @@ from pipeline.detect.load_detector import load_detector
 from pipeline.detect.server_protocols import PROTOCOLS
 from pipeline.detect.versions import locate
 from pipeline.errors import DONE, FAILED, WRONG, CommandParser, InputError, ModelError, OutputError, run_command
-from pipeline.limits import NVIDIA_DEVICES, available_cpus, machine
+from pipeline.limits import available_cpus, machine, nvidia_gpus
 from pipeline.read.list_images import check_inputs, list_images
 from pipeline.records import DetectedImage, ImageRef, detection_row
 from pipeline.storage.files import write_file
@@ -57,7 +56,7 @@ _GAIN = 1.02  # smaller gains are not worth a setting
 _START_ANSWERS_S = 600.0  # a large model on a busy machine, or a server that wakes up
 _ANSWERS_S, _TIMES_START = 60.0, 6.0  # a candidate answers within so many times what the start took to load, at least 60 s
 _PRECISIONS = {
-    "tensorflow": ("float32", "float16" if glob.glob(NVIDIA_DEVICES) else "bfloat16"),
+    "tensorflow": ("float32", "float16" if nvidia_gpus() else "bfloat16"),
     "openvino": ("float32", "bfloat16", "int8"),
     "onnxruntime": ("float32",),
 }
@@ -132,7 +131,7 @@ def candidates(stage: str, config: Config) -> list[Settings]:
     """
     detect, cpus = config.detect, available_cpus()
     is_remote, one_image = detect.engine in PROTOCOLS, detect.engine == "openvino" or config.model.path.endswith(".onnx")
-    largest = (1, 8, 16, 64) if glob.glob(NVIDIA_DEVICES) else (1, 8, 16)
+    largest = (1, 8, 16, 64) if nvidia_gpus() else (1, 8, 16)
     if stage == "engine":
         pairs = [(engine, precision) for engine in _engines(config) for precision in _PRECISIONS[engine]]
         return [dict(zip(_ENGINE, pair, strict=True)) for pair in pairs if pair != (detect.engine, detect.precision)]

@@ -13,7 +13,7 @@ import pytest
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_detector import load_detector
 from pipeline.errors import ModelError
-from pipeline.limits import MEMORY, available_cpus, memory_limit_bytes, memory_room_bytes
+from pipeline.limits import MEMORY, available_cpus, memory_limit_bytes, memory_room_bytes, nvidia_gpus
 from tests.fixtures import REPO
 from tests.launch.jobs import rows_of
 from tests.processes import running, wait_until
@@ -65,6 +65,12 @@ def test_the_least_memory_limit_and_what_machine_and_groups_leave_count(tmp_path
     (tmp_path / "meminfo").write_text("MemTotal: 4000 kB\nMemAvailable:    1000 kB\n")
     group = group_of(tmp_path / "groups", "/a", files)
     assert (memory_limit_bytes(*group), memory_room_bytes(*group, tmp_path / "meminfo")) == (limit, room)
+
+
+@pytest.mark.parametrize(("listed", "gpus"), [("2,5", 2), ("GPU-3a1f,MIG-7", 2), ("", 0), ("-1", 0)])
+def test_the_gpus_that_cuda_may_see_count(monkeypatch, listed, gpus):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    assert nvidia_gpus() == gpus
 
 
 def test_a_limit_that_the_model_does_not_fit_is_an_error_of_one_line(bright_model):

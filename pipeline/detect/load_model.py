@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import glob
 import importlib.util
 import shutil
 import sys
@@ -26,7 +25,7 @@ from pipeline.detect.remote_engine import RemoteServer, check_engine
 from pipeline.detect.tensorflow_engine import described_signature
 from pipeline.detect.versions import ONNX_MODEL, files_of, incomplete_versions, is_remote, locate, resolve_versions
 from pipeline.errors import ModelError
-from pipeline.limits import NVIDIA_DEVICES
+from pipeline.limits import nvidia_gpus
 from pipeline.storage.stores import store_of
 
 
@@ -99,7 +98,7 @@ def _open(open_model: OpenModel, local: str, folder: str, model: ModelConfig, de
 def _engine_for_onnx(detect: DetectConfig) -> str:
     """OpenVINO on a CPU, ONNX Runtime on a GPU, or the one that is installed."""
     wanted = ["openvino", "onnxruntime"]
-    if detect.device.startswith("gpu") or (detect.device == "auto" and glob.glob(NVIDIA_DEVICES)):
+    if detect.device.startswith("gpu") or (detect.device == "auto" and nvidia_gpus()):
         wanted.reverse()
     return next((engine for engine in wanted if importlib.util.find_spec(engine)), wanted[0])
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import functools
-import glob
 from typing import Any
 
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.describe_model import describe_onnx, onnx_file
 from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel, OutOfMemory, check_installed, concurrent_batches_of
+from pipeline.detect.gpus import take_gpu
 from pipeline.detect.model_arrays import Arrays, Signature, Tensor, channels_last
 from pipeline.detect.versions import first_line
 from pipeline.errors import ModelError
-from pipeline.limits import NVIDIA_DEVICES, available_cpus
+from pipeline.limits import available_cpus, nvidia_gpus
 
 _NO_MEMORY = ("bad_alloc", "allocate memory", "out of memory", "OUT_OF_MEMORY")  # in its messages
 _TYPES = {"float": "float32", "double": "float64"}  # of ONNX, where NumPy's name is another one
@@ -59,24 +59,26 @@ def _session(file: str, folder: str, detect: DetectConfig) -> Any:
     options.intra_op_num_threads = detect.intra_op_threads or max(1, available_cpus() // concurrent_batches_of(detect, gpu=False))
     options.log_severity_level = 4  # each error is raised, too
     onnxruntime.set_default_logger_severity(4)  # what it says of devices
-    providers = _providers(onnxruntime.get_available_providers(), detect)
-    try:
-        return onnxruntime.InferenceSession(file, options, providers=providers)
+    available = onnxruntime.get_available_providers()
+    try:  # without its own way back to the CPU, which it takes after any error of CUDA, also when memory does not suffice
+        session = onnxruntime.InferenceSession(file, options, providers=_providers(available, detect), enable_fallback=0)
     except Exception as err:
         raise ModelError(f"model {folder}: ONNX Runtime cannot load it: {first_line(err)}") from err
+    if detect.device.startswith("gpu") and _CUDA not in session.get_providers():
+        raise ModelError(
+            f"device {detect.device}: ONNX Runtime has {', '.join(available)}, and sees {nvidia_gpus()} GPUs; install "
+            "onnxruntime-gpu with CUDA's libraries, or use --device cpu"
+        )
+    return session
 
 
 def _providers(available: list[str], detect: DetectConfig) -> list[Any]:
     """CUDA, with the number and the memory of the settings, where there is a GPU; else the CPU."""
     kind, _, number = detect.device.partition(":")
-    if kind == "gpu" and _CUDA not in available:
-        raise ModelError(
-            f"device {detect.device}: ONNX Runtime has {', '.join(available)}; install onnxruntime-gpu, or --device cpu"
-        )
-    if kind == "cpu" or _CUDA not in available or not glob.glob(NVIDIA_DEVICES):
+    if kind == "cpu" or _CUDA not in available or not nvidia_gpus():
         return [_CPU]
     memory = {"gpu_mem_limit": str(detect.gpu_memory_mb * 1_048_576)} if detect.gpu_memory_mb else {}
-    return [(_CUDA, {"device_id": number or "0", **memory}), _CPU]
+    return [(_CUDA, {"device_id": number or str(take_gpu(nvidia_gpus())), **memory}), _CPU]
 
 
 def _tensor(one: Any) -> Tensor:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import functools
-import itertools
-import os
 import subprocess
 import sys
-import tempfile
-from typing import Any, BinaryIO
+from typing import Any
 
 from models.quiet import gc_paused, quiet_stderr
 from pipeline.config import DetectConfig
 from pipeline.detect.engine import concurrent_batches_of
+from pipeline.detect.gpus import take_gpu
 from pipeline.detect.process_memory import freeze_gc
 from pipeline.detect.tensorflow_internals import import_without_keras
 from pipeline.errors import ModelError
@@ -22,8 +18,6 @@ from pipeline.limits import available_cpus, resident_bytes
 
 # the precision beside float32, and Grappler's option for it, which does nothing on the other device
 _REWRITES = {"cpu": ("bfloat16", "auto_mixed_precision_onednn_bfloat16"), "gpu": ("float16", "auto_mixed_precision")}
-_MOST_ON_GPU = 64  # processes
-_held: list[BinaryIO] = []  # locks of a GPU, for as long as this process lives
 
 
 def configure_tensorflow(detect: DetectConfig) -> Any:
@@ -97,30 +91,3 @@ def _chosen_gpu(device: str, gpus: list[Any]) -> Any | None:
     if kind == "gpu" and len(gpus) <= index:
         raise ModelError(f"device {device}: TensorFlow sees {len(gpus)} GPUs; use --device cpu or auto")
     return gpus[index] if index < len(gpus) else None
-
-
-@functools.cache
-def take_gpu(gpus: int) -> int:
-    """Picks this process's GPU, from 0: the one that the fewest others use; the same one each time.
-
-    Runners do not assign GPUs to their processes. So each process locks a file in the machine's temporary folder; the system
-    frees the lock when the process ends.
-
-    Args:
-      gpus: How many the machine has.
-    """
-    if gpus <= 1:
-        return 0
-    folder = os.path.join(tempfile.gettempdir(), f"detection-gpus-{os.getuid()}")
-    try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        for turn, number in itertools.product(range(_MOST_ON_GPU), range(gpus)):
-            lock = open(os.path.join(folder, f"{number}-{turn}"), "ab")  # noqa: SIM115  it stays open
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _held.append(lock)
-                return number
-            lock.close()
-    except OSError:  # the temporary folder does not support locks
-        pass
-    return 0

@@ -68,7 +68,7 @@ def test_a_precision_that_the_device_lacks_is_refused(engine, others):
 
 TAKE = """
 import sys
-from pipeline.detect.tensorflow_setup import take_gpu
+from pipeline.detect.gpus import take_gpu
 
 print(take_gpu(int(sys.argv[1])), flush=True)
 sys.stdin.read()
