@@ -115,18 +115,21 @@ def fit_image(
     return fitted
 
 
+_NMS_BLOCK = 64
+
+
 def iou_matrix(a_xyxy: Floats, b_xyxy: Floats, b_crowd: npt.NDArray[np.bool_] | None = None) -> Floats:
     """IoU of each of `(N, 4)` boxes with each of `(M, 4)`: `(N, M)`, 0 if both are empty.
 
     With a box that `b_crowd`, `(M,)`, marks as a crowd, it is the share of the other box inside it, as in COCO.
     """
-    low = np.maximum(a_xyxy[:, None, :2], b_xyxy[None, :, :2])
-    high = np.minimum(a_xyxy[:, None, 2:], b_xyxy[None, :, 2:])
-    intersection = np.prod(np.clip(high - low, 0, None), axis=-1)
-    a_area, b_area = (np.prod(each[:, 2:] - each[:, :2], axis=-1) for each in (a_xyxy, b_xyxy))
-    whole = a_area[:, None] + b_area - intersection
+    (a_left, a_top, a_right, a_bottom), (b_left, b_top, b_right, b_bottom) = a_xyxy.T[..., None], b_xyxy.T
+    width = np.maximum(np.minimum(a_right, b_right) - np.maximum(a_left, b_left), 0)
+    intersection = width * np.maximum(np.minimum(a_bottom, b_bottom) - np.maximum(a_top, b_top), 0)
+    a_area, b_area = (a_right - a_left) * (a_bottom - a_top), (b_right - b_left) * (b_bottom - b_top)
+    whole = a_area + b_area - intersection
     if b_crowd is not None:
-        whole = np.where(b_crowd, a_area[:, None], whole)
+        whole = np.where(b_crowd, a_area, whole)
     return np.asarray(np.divide(intersection, whole, out=np.zeros_like(intersection), where=whole > 0))
 
 
@@ -162,11 +165,21 @@ def nms(boxes_xyxy: Floats, scores: Floats, class_ids: Ints, iou_threshold: floa
       iou_threshold: 0..1.
       max_detections: Keep at most so many, over all classes.
     """
+
+    def rivals(a: npt.NDArray[np.intp], b: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
+        overlap: npt.NDArray[np.bool_] = iou_matrix(boxes_xyxy[a], boxes_xyxy[b]) > iou_threshold
+        same: npt.NDArray[np.bool_] = class_ids[a][:, None] == class_ids[b]
+        return overlap & same
+
     order = np.argsort(-scores, kind="stable")
-    kept: list[np.intp] = []
+    kept: list[int] = []
     while order.size and len(kept) < max_detections:
-        best, rest = order[0], order[1:]
-        kept.append(best)
-        overlaps = iou_matrix(boxes_xyxy[best : best + 1], boxes_xyxy[rest])[0] > iou_threshold
-        order = rest[~(overlaps & (class_ids[rest] == class_ids[best]))]
-    return np.array(kept, dtype=np.intp)
+        block, order = order[:_NMS_BLOCK], order[_NMS_BLOCK:]  # few calls of NumPy, and no matrix of all boxes with all
+        drops, left = rivals(block, block), np.ones(len(block), np.bool_)
+        for n in range(len(block)):
+            if left[n]:
+                left[n + 1 :] &= ~drops[n, n + 1 :]
+        kept += block[left].tolist()
+        if order.size:
+            order = order[~rivals(block[left], order).any(axis=0)]
+    return np.array(kept[:max_detections], dtype=np.intp)
