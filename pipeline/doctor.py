@@ -120,7 +120,7 @@ def _problem(needed: Requirement) -> str:
 
 def _machine() -> Iterator[Finding]:
     cpus = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8") if sys.platform == "linux" else ""
-    fast = "; --precision bfloat16 is fast here" if re.search(r"\b(avx512|amx)_bf16\b", cpus) else ""
+    fast = "; --precision bfloat16 is fast here" if not nvidia_gpus() and re.search(r"\b(avx512|amx)_bf16\b", cpus) else ""
     yield "CPUs", f"{available_cpus()} usable of {os.cpu_count()}{fast}", False
     total, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), memory_limit_bytes()
     yield "memory", f"{total / 1e9:.1f} GB; limit of the container: {f'{limit / 1e9:.1f} GB' if limit else 'none'}", False

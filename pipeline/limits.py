@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import itertools
 import math
 import os
 import platform
@@ -46,11 +47,12 @@ def machine() -> str:
     return f"{processor}, {available_cpus()} CPUs" + (f", {gpus} GPUs" if gpus else "")
 
 
-def nvidia_gpus() -> int:
-    """NVIDIA's GPUs that this process may use."""
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    found = glob.glob("/dev/nvidia[0-9]*") if listed is None else [each for each in listed.split(",") if each not in ("", "-1")]
-    return len(found)
+def nvidia_gpus(devices: str = "/dev/nvidia[0-9]*") -> int:
+    """NVIDIA's GPUs that this process may use: of the devices, those that `CUDA_VISIBLE_DEVICES` lists before a wrong entry."""
+    there, listed = len(glob.glob(devices)), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return there
+    return min(there, len(list(itertools.takewhile(re.compile(r" *(\d|GPU-|MIG-)").match, listed.split(",")))))
 
 
 def memory_limit_bytes(groups: Path = _GROUPS, own: Path = _OWN) -> int | None:

@@ -55,11 +55,8 @@ _STUDENTS_T = 2.447  # two-sided 95 %, for the six degrees of freedom of the fin
 _GAIN = 1.02  # smaller gains are not worth a setting
 _START_ANSWERS_S = 600.0  # a large model on a busy machine, or a server that wakes up
 _ANSWERS_S, _TIMES_START = 60.0, 6.0  # a candidate answers within so many times what the start took to load, at least 60 s
-_PRECISIONS = {
-    "tensorflow": ("float32", "float16" if nvidia_gpus() else "bfloat16"),
-    "openvino": ("float32", "bfloat16", "int8"),
-    "onnxruntime": ("float32",),
-}
+_PRECISIONS = {"tensorflow": ("float32", "bfloat16"), "openvino": ("float32", "bfloat16", "int8"), "onnxruntime": ("float32",)}
+_PRECISIONS_ON_GPU = {**_PRECISIONS, "tensorflow": ("float32", "float16")}
 _ENGINE = ("detect.engine", "detect.precision")
 _SPAWN = multiprocessing.get_context("spawn")
 _STOPS = (signal.SIGINT, signal.SIGTERM)
@@ -131,9 +128,11 @@ def candidates(stage: str, config: Config) -> list[Settings]:
     """
     detect, cpus = config.detect, available_cpus()
     is_remote, one_image = detect.engine in PROTOCOLS, detect.engine == "openvino" or config.model.path.endswith(".onnx")
-    largest = (1, 8, 16, 64) if nvidia_gpus() else (1, 8, 16)
+    gpus = 0 if detect.device == "cpu" else nvidia_gpus()
+    largest = (1, 8, 16, 64) if gpus else (1, 8, 16)
     if stage == "engine":
-        pairs = [(engine, precision) for engine in _engines(config) for precision in _PRECISIONS[engine]]
+        precisions = _PRECISIONS_ON_GPU if gpus else _PRECISIONS
+        pairs = [(engine, precision) for engine in _engines(config) for precision in precisions[engine]]
         return [dict(zip(_ENGINE, pair, strict=True)) for pair in pairs if pair != (detect.engine, detect.precision)]
     values: dict[str, list[Any]] = {
         "concurrent_batches": sorted({1, cpus, 2 * cpus}),

@@ -67,10 +67,15 @@ def test_the_least_memory_limit_and_what_machine_and_groups_leave_count(tmp_path
     assert (memory_limit_bytes(*group), memory_room_bytes(*group, tmp_path / "meminfo")) == (limit, room)
 
 
-@pytest.mark.parametrize(("listed", "gpus"), [("2,5", 2), ("GPU-3a1f,MIG-7", 2), ("", 0), ("-1", 0)])
-def test_the_gpus_that_cuda_may_see_count(monkeypatch, listed, gpus):
+@pytest.mark.parametrize(
+    ("listed", "gpus"), [("2,5", 2), ("GPU-3a1f,MIG-7", 2), ("0,-1,1", 1), ("7,0,1,2", 3), ("", 0), ("-1", 0), ("void", 0)]
+)
+def test_the_gpus_that_cuda_may_see_count(tmp_path, monkeypatch, listed, gpus):
+    for number in range(3):
+        (tmp_path / f"nvidia{number}").touch()
+    assert nvidia_gpus(f"{tmp_path}/nvidia*") == 3
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
-    assert nvidia_gpus() == gpus
+    assert nvidia_gpus(f"{tmp_path}/nvidia*") == gpus
 
 
 def test_a_limit_that_the_model_does_not_fit_is_an_error_of_one_line(bright_model):

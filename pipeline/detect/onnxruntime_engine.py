@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import sys
 from typing import Any
 
 from pipeline.config import DetectConfig, ModelConfig
@@ -14,7 +16,7 @@ from pipeline.detect.versions import first_line
 from pipeline.errors import ModelError
 from pipeline.limits import available_cpus, nvidia_gpus
 
-_NO_MEMORY = ("bad_alloc", "allocate memory", "out of memory", "OUT_OF_MEMORY")  # in its messages
+_NO_MEMORY = ("bad_alloc", "allocate memory", "out of memory", "OUT_OF_MEMORY", "ALLOC_FAILED")  # in its messages
 _TYPES = {"float": "float32", "double": "float64"}  # of ONNX, where NumPy's name is another one
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
@@ -58,16 +60,20 @@ def _session(file: str, folder: str, detect: DetectConfig) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = detect.intra_op_threads or max(1, available_cpus() // concurrent_batches_of(detect, gpu=False))
     options.log_severity_level = 4  # each error is raised, too
-    onnxruntime.set_default_logger_severity(4)  # what it says of devices
+    onnxruntime.set_default_logger_severity(3)  # errors, such as a library of CUDA that is missing
     available = onnxruntime.get_available_providers()
+    providers = _providers(available, detect)
+    if providers != [_CPU]:
+        with contextlib.redirect_stdout(sys.stderr):
+            onnxruntime.preload_dlls()  # CUDA's libraries that pip has installed
     try:  # without its own way back to the CPU, which it takes after any error of CUDA, also when memory does not suffice
-        session = onnxruntime.InferenceSession(file, options, providers=_providers(available, detect), enable_fallback=0)
+        session = onnxruntime.InferenceSession(file, options, providers=providers, enable_fallback=0)
     except Exception as err:
         raise ModelError(f"model {folder}: ONNX Runtime cannot load it: {first_line(err)}") from err
     if detect.device.startswith("gpu") and _CUDA not in session.get_providers():
         raise ModelError(
-            f"device {detect.device}: ONNX Runtime has {', '.join(available)}, and sees {nvidia_gpus()} GPUs; install "
-            "onnxruntime-gpu with CUDA's libraries, or use --device cpu"
+            f"device {detect.device}: ONNX Runtime has {', '.join(available)}, this process may use {nvidia_gpus()} GPUs; "
+            "install onnxruntime-gpu[cuda,cudnn], or use --device cpu"
         )
     return session
 

@@ -156,10 +156,9 @@ def _open_onnx(file: str, local: str, folder: str, model: ModelConfig, detect: D
     if metadata.resize == "none" or metadata.threshold_inputs:
         raise ModelError(f"model {folder}: takes images at their own size, or thresholds; use --engine onnxruntime")
     batch = signature.batch_of(metadata) or 1
-    is_first = inputs[metadata.input_name] != signature.inputs[metadata.input_name]  # the file's own has its channels first
 
     def read() -> Any:
-        return _with_preparation(plain.clone(), metadata, batch, is_first=is_first)
+        return _with_preparation(plain.clone(), metadata, batch, is_first=signature.channels_first)
 
     return OpenedModel(OpenVinoEngine(read, metadata, detect), metadata)
 

@@ -310,6 +310,7 @@ def main() -> None:
     names = [] if args.dry_run else _nvidia("name")
     count = args.images or (16384 if names else 16)
     model = Model("YOLOv4-tiny", str(in_child(make_model).resolve()), CONFIG) if names else Model("digits", digits.FOLDER)
+    BENCH.mkdir(exist_ok=True)
     onnx = args.onnx or Path(write_yolo(BENCH / "toy.onnx"))
     device, best = ("gpu", "float16") if names else ("cpu", "bfloat16")
     found_by = {

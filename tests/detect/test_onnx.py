@@ -98,9 +98,7 @@ def test_what_cannot_run_is_one_line(tmp_path, engine, notes, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("seen", ["", "0"])
-def test_a_gpu_that_onnx_runtime_does_not_see_is_refused(tmp_path, monkeypatch, seen):
+def test_a_gpu_that_onnx_runtime_does_not_use_is_refused(tmp_path):
     """ONNX Runtime itself would go on with the CPU."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
-    with pytest.raises(ModelError, match=f"device gpu: ONNX Runtime has .*, and sees {len(seen)} GPUs; install onnxruntime-gpu"):
+    with pytest.raises(ModelError, match="may use 0 GPUs; install onnxruntime-gpu"):
         found_in(write_yolo(tmp_path / "toy.onnx"), engine="onnxruntime", device="gpu")
