@@ -15,7 +15,7 @@ def test_a_dry_run_takes_every_step(tmp_path):
     """A step that fails says so in its row."""
     cfg = tmp_path / "small.cfg"
     cfg.write_text(SMALL["plain"])
-    command = [sys.executable, "-m", "tests.benchmarks.on_gpu", "--dry-run", "--images", "8", "--cfg", str(cfg)]
+    command = [sys.executable, "-m", "tests.benchmarks.on_gpu", "--dry-run", "--cfg", str(cfg)]
     printed = subprocess.run(command, cwd=REPO, stdout=subprocess.PIPE, text=True, check=True).stdout
     assert "failed" not in printed
     assert printed.count("skipped") == 3  # two GPUs, and the engines of servers
