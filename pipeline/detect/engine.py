@@ -83,7 +83,7 @@ class FunctionEngine:
         sizes: Sequence[int] = (),
         close: Callable[[], None] = lambda: None,
     ):
-        self.run, self._close = run, close
+        self.run, self._close, self.gpu = run, close, gpu
         by_default = tuple(sizes) or (_GPU_BATCH_SIZES if gpu else _CPU_BATCH_SIZES)
         self.batch_sizes: tuple[int, ...] = (batch,) if batch else detect.batch_sizes or by_default
         self.concurrent_batches = concurrent_batches_of(detect, gpu)

@@ -80,6 +80,8 @@ def load(model: ModelConfig, detect: DetectConfig, *, beside: bool = False) -> L
     with local_copy(folder) as local:
         golden = read_golden(local, folder)
         opened = _open(open_model, local, folder, model, detect)
+    if detect.device == "auto" and nvidia_gpus() and not getattr(opened.engine, "gpu", True):
+        notes += (f"model {folder} runs on the CPU, though this machine has a GPU; --device gpu says what is missing",)
     if files_of(folder) != version.files:
         opened.engine.close()
         raise _changed(folder)

@@ -83,12 +83,8 @@ class Trial(NamedTuple):
     precision: str = "float32"
 
     def flags(self) -> list[str]:
-        """Of a job."""
+        """The flags of its job."""
         return ["--engine", self.engine, "--device", self.device, "--precision", self.precision]
-
-    def detect(self) -> DetectConfig:
-        """The same for `load`."""
-        return DetectConfig(engine=self.engine, device=self.device, precision=self.precision)
 
 
 class Machine(NamedTuple):
@@ -181,7 +177,8 @@ def sizes_left(model: Model, device: str) -> tuple[int, ...]:
 
 def without_pipeline(trial: Trial, images: Path) -> tuple[float, float]:
     """Images per second of the engine alone, and of threads that each read, decode and resize a batch and run it."""
-    loaded = load(trial.model.config(), trial.detect())
+    detect = DetectConfig(engine=trial.engine, device=trial.device, precision=trial.precision)
+    loaded = load(trial.model.config(), detect)
     to, engine = ModelInput.of(loaded.metadata), loaded.engine.engine
     size, files = loaded.engine.batch_sizes[-1], sorted(images.iterdir())
     batches = [files[start : start + size] for start in range(0, len(files) - size + 1, size)]
@@ -300,9 +297,7 @@ def main() -> None:
     """Tries all, and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dry-run", action="store_true", help="small, on the CPU")
-    parser.add_argument(
-        "--images", type=int, help="how many (default: 16384; of a dry run 16; YOLOv4 at 608 gets a quarter of them)"
-    )
+    parser.add_argument("--images", type=int, help="how many (default: 16384; of a dry run 16); YOLOv4 at 608 gets a quarter")
     parser.add_argument("--cfg", type=Path, help="Darknet's yolov4.cfg, for YOLOv4 at 608")
     parser.add_argument("--weights", type=Path, help="its weights (default: random ones)")
     parser.add_argument("--onnx", type=Path, help="a detector for ONNX Runtime (default: a toy)")
@@ -313,28 +308,16 @@ def main() -> None:
     BENCH.mkdir(exist_ok=True)
     onnx = args.onnx or Path(write_yolo(BENCH / "toy.onnx"))
     device, best = ("gpu", "float16") if names else ("cpu", "bfloat16")
-    found_by = {
-        "openvino": Trial(model, "openvino", "cpu"),
-        "onnxruntime": Trial(Model(onnx.stem, str(onnx)), "onnxruntime", device),
-    }
-    trials = [found_by.get(engine, Trial(model, engine, device)) for engine in ENGINES]
+    of_engine = {"onnxruntime": Model(onnx.stem, str(onnx))}
+    trials = [Trial(of_engine.get(each, model), each, "cpu" if each == "openvino" else device) for each in ENGINES]
     large = [in_child(_yolov4, args.cfg, args.weights)] if args.cfg else []
     trials += [Trial(one, "tensorflow", device, precision) for one in large for precision in ("float32", best)]
     trials.append(Trial(model, "tensorflow", device, best))
     machine = Machine(len(names), device, model, count)
     found = ", ".join(names) or "DRY RUN without a GPU: it shows that the steps work, and nothing of a GPU"
     print(f"\n{found}; {results.machine()}")
-    header = [
-        "model",
-        "engine",
-        "device",
-        "precision",
-        "images/s",
-        "of the engine alone",
-        "of the plain loop",
-        "GPU busy",
-        "GPU MB",
-    ]
+    compared = ("images/s", "of the engine alone", "of the plain loop", "GPU busy", "GPU MB")
+    header = ["model", "engine", "device", "precision", *compared]
     print("\n" + results.table(header, speeds(machine, trials)), flush=True)
     print("\n" + results.table(["what", "expected", "got"], checks(machine)), flush=True)
 

@@ -4,6 +4,7 @@ After an upgrade the test of a private function fails by its name.
 """
 
 import contextlib
+import glob
 import json
 import os
 import re
@@ -64,6 +65,15 @@ def test_a_precision_that_the_device_lacks_is_refused(engine, others):
     """Grappler's rewrite to float16 does nothing on a CPU."""
     with pytest.raises(ModelError, match=f"precision float16: engine {engine} has {others}"):
         load(ModelConfig(path="digits"), DetectConfig(device="cpu", engine=engine, precision="float16"))
+
+
+def test_a_model_on_the_cpu_of_a_machine_with_a_gpu_is_a_warning(monkeypatch):
+    real = glob.glob
+    monkeypatch.setattr(glob, "glob", lambda path, **more: ["/dev/nvidia0"] if "nvidia" in path else real(path, **more))
+    for device, notes in (("auto", 1), ("cpu", 0)):
+        loaded = load(ModelConfig(path="digits"), DetectConfig(device=device))
+        loaded.engine.close()
+        assert "".join(loaded.notes).count("runs on the CPU, though this machine has a GPU") == notes
 
 
 TAKE = """
