@@ -1,9 +1,10 @@
 """How fast one process feeds a device: the pipeline with an engine that costs nothing, beside a loop of read, decode, resize.
 
-    python -m tests.benchmarks.feeding [--rounds 3] [--json FILE]
+    python -m tests.benchmarks.feeding [--rounds 3] [--json FILE] [--only tiny --candidates 60]
 
-The engine finds ten objects in each image at once. What is left is the pipeline: listing, reading, decoding, batches, boxes,
-rows, statistics. The loop reads, decodes and resizes in as many threads as cores, and does nothing else. Both take turns.
+The engine finds ten objects in each image at once, or returns 8,400 boxes for the pipeline to suppress, `--candidates` of them
+sure. What is left is the pipeline: listing, reading, decoding, batches, boxes, rows, statistics. The loop reads, decodes and
+resizes in as many threads as cores, and does nothing else. Both take turns.
 
 | name | images |
 |---|---|
@@ -67,6 +68,7 @@ class FreeEngine:
 
     def __init__(self) -> None:
         self.seconds = 0.0  # of 32 images
+        self.raw: dict[str, np.ndarray] = {}  # outputs without suppression for 32 images, in place of the ten objects
         self.worked: list[tuple[float, float]] = []  # begin and end of each batch, by the monotonic clock
 
     def run(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
@@ -74,6 +76,8 @@ class FreeEngine:
         began, n = time.monotonic(), len(pixels)
         time.sleep(self.seconds * n / 32)
         self.worked.append((began, time.monotonic()))
+        if self.raw:
+            return {name: array[:n] for name, array in self.raw.items()}
         classes = np.arange(OBJECTS)
         return {"boxes": np.stack([_BOXES] * n), "scores": np.stack([_SCORES] * n), "classes": np.stack([classes] * n)}
 
@@ -87,8 +91,17 @@ ENGINE = FreeEngine()
 def free_model(_detect: DetectConfig) -> LoadedModel:
     """The model of `ENGINE`; the process keeps its detector for all rounds."""
     names = tuple(f"class {n}" for n in range(80))
-    metadata = DetectorMetadata("free", HW, "stretch", names, box_units="pixels", count_output="")
+    described = {"nms": "pipeline", "classes_output": ""} if ENGINE.raw else {}
+    metadata = DetectorMetadata("free", HW, "stretch", names, box_units="pixels", count_output="", **described)
     return LoadedModel(metadata, "1", Batcher(ENGINE, HW))
+
+
+def raw_outputs(candidates: int) -> dict[str, np.ndarray]:
+    """8,400 boxes of each of 32 images, and their scores for 80 classes, as YOLOv8 returns them."""
+    scores, corners = np.zeros((32, 80, 8400), np.float32), _RANDOM.uniform(0, 360, (32, 8400, 2)).astype(np.float32)
+    for each in scores:
+        each[_RANDOM.integers(0, 80, candidates), _RANDOM.permutation(8400)[:candidates]] = _RANDOM.uniform(0.3, 0.9, candidates)
+    return {"boxes": np.concatenate([corners, corners + 50], -1), "scores": scores.swapaxes(1, 2)}
 
 
 def detect(images: str, output: str) -> None:
@@ -174,7 +187,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=SIZES)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--candidates", type=int)
     args = parser.parse_args()
+    ENGINE.raw = raw_outputs(args.candidates) if args.candidates else {}
     found, rows = [], []
     with tempfile.TemporaryDirectory() as temporary:
         for name in [args.only] if args.only else SIZES:

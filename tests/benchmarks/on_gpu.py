@@ -7,9 +7,8 @@ The first table has images per second of each engine that is installed, beside t
 again and again, and of a plain loop with it; and the share of time in which `nvidia-smi` sees the GPU busy. The detector is
 YOLOv4-tiny with random weights; with `--cfg` also YOLOv4 at 608x608, without `--weights` with random ones. The second table
 has what must hold: the choice of a device, the growth and the bound of its memory, smaller batches after an out-of-memory
-error, two processes on one GPU, two GPUs. Each row is also printed as soon as it is there.
-
-The dry run takes the same steps with the bundled digits on a CPU, small. It is the default where there is no GPU.
+error, two processes on one GPU, two GPUs. Each row is also printed as soon as it is there. The dry run takes the same steps
+with the bundled digits on a CPU, small. It is the default where there is no GPU.
 """
 
 from __future__ import annotations
@@ -200,7 +199,7 @@ def without_pipeline(trial: Trial, images: Path) -> tuple[float, float]:
 def checks(machine: Machine) -> list[list[str]]:
     """The rows of the first table: what, what is expected, what came."""
     model, device, first = machine.model, machine.device, "GPU:0" if machine.gpus else "CPU"
-    refused = "refused, in one line"
+    refused, fewer = "refused, in one line", "skipped: this machine has fewer"
     sizes, bound = (_LARGE_SIZES, f"at most {_BOUND_MB}") if machine.gpus else (_SIZES, "as without")
     chosen_by = {"auto": first, "cpu": "CPU", "gpu": first if machine.gpus else refused, "gpu:99": refused}
     return [
@@ -209,7 +208,7 @@ def checks(machine: Machine) -> list[list[str]]:
         _row(f"the same with --gpu-memory-mb {_BOUND_MB}", bound, _attempt(in_child, memory_mb, model, device, _BOUND_MB)),
         _row(f"batch sizes {sizes} in too little memory", "the smaller ones", _attempt(in_child, sizes_left, model, device)),
         _row("two processes on one device, images/s", "at least one's rate", _attempt(_two_processes, machine)),
-        _row("all GPUs, images/s", "about as many times one's", _attempt(_all_gpus, machine)),
+        _row("all GPUs, images/s", "about as many times one's", _attempt(_all_gpus, machine) if machine.gpus > 1 else fewer),
     ]
 
 
@@ -228,8 +227,6 @@ def _two_processes(machine: Machine) -> str:
 
 
 def _all_gpus(machine: Machine) -> str:
-    if machine.gpus < 2:
-        return "skipped: this machine has fewer"
     many = ["--direct_running_mode", "multi_processing", "--direct_num_workers", str(machine.gpus)]
     runs = [_run(f"{len(flags)} flags", machine.model.job("--device", "gpu", *flags), machine) for flags in ([], many)]
     return f"{runs[1].images_per_second:.0f}; one {runs[0].images_per_second:.0f}"
