@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # pydantic is not for feeder processes
 Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.integer]
 
+_NMS_BLOCK = 64  # boxes that are compared at once: few calls of NumPy, and no matrix of all boxes with all
+
 
 def boxes_to_xyxy(boxes: Any, box_format: BoxFormat, xp: Any = np) -> Any:
     """Convert `(..., 4)` boxes in `box_format` to left, top, right, bottom; units stay as they are.
@@ -115,9 +117,6 @@ def fit_image(
     return fitted
 
 
-_NMS_BLOCK = 64
-
-
 def iou_matrix(a_xyxy: Floats, b_xyxy: Floats, b_crowd: npt.NDArray[np.bool_] | None = None) -> Floats:
     """IoU of each of `(N, 4)` boxes with each of `(M, 4)`: `(N, M)`, 0 if both are empty.
 
@@ -174,7 +173,7 @@ def nms(boxes_xyxy: Floats, scores: Floats, class_ids: Ints, iou_threshold: floa
     order = np.argsort(-scores, kind="stable")
     kept: list[int] = []
     while order.size and len(kept) < max_detections:
-        block, order = order[:_NMS_BLOCK], order[_NMS_BLOCK:]  # few calls of NumPy, and no matrix of all boxes with all
+        block, order = order[:_NMS_BLOCK], order[_NMS_BLOCK:]
         drops, left = rivals(block, block), np.ones(len(block), np.bool_)
         for n in range(len(block)):
             if left[n]:
