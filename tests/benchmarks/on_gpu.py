@@ -4,11 +4,11 @@
     python -m tests.benchmarks.on_gpu --dry-run
 
 The first table has images per second of each engine that is installed, beside those of the engine alone, which runs one batch
-again and again, and of a plain loop with it; and the share of time in which `nvidia-smi` sees the GPU busy. The detector is
-YOLOv4-tiny with random weights; with `--cfg` also YOLOv4 at 608x608, without `--weights` with random ones. The second table
-has what must hold: the choice of a device, the growth and the bound of its memory, smaller batches after an out-of-memory
-error, two processes on one GPU, two GPUs. Each row is also printed as soon as it is there. The dry run takes the same steps
-with the bundled digits on a CPU, small. It is the default where there is no GPU.
+again and again, one to four at a time, and beside a plain loop with it; and the share of time in which `nvidia-smi` sees the
+GPU busy. The detector is YOLOv4-tiny with random weights; with `--cfg` also YOLOv4 at 608x608, without `--weights` with random
+ones. The second table has what must hold: the choice of a device, the growth and the bound of its memory, smaller batches after
+an out-of-memory error, two processes on one GPU, two GPUs. Each row is also printed as soon as it is there. The dry run takes
+the same steps with the bundled digits on a CPU, small. It is the default where there is no GPU.
 """
 
 from __future__ import annotations
@@ -174,8 +174,8 @@ def sizes_left(model: Model, device: str) -> tuple[int, ...]:
     return batcher.batch_sizes
 
 
-def without_pipeline(trial: Trial, images: Path) -> tuple[float, float]:
-    """Images per second of the engine alone, and of threads that each read, decode and resize a batch and run it."""
+def without_pipeline(trial: Trial, images: Path) -> tuple[list[float], float]:
+    """Images per second of the engine alone, with one to four threads, and of threads that also read, decode and resize."""
     detect = DetectConfig(engine=trial.engine, device=trial.device, precision=trial.precision)
     loaded = load(trial.model.config(), detect)
     to, engine = ModelInput.of(loaded.metadata), loaded.engine.engine
@@ -185,19 +185,19 @@ def without_pipeline(trial: Trial, images: Path) -> tuple[float, float]:
     def prepared(batch: Sequence[Path]) -> np.ndarray:
         return np.stack([fit(path.read_bytes(), to, 1e9)[1] for path in batch])
 
-    def rate(threads: int, detect: Callable[[Sequence[Path]], object]) -> float:
+    def rate(threads: int, detect: Callable[[Sequence[Path]], object], batches: Sequence[Sequence[Path]]) -> float:
         began = time.monotonic()
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(detect, batches))
         return size * len(batches) / (time.monotonic() - began)
 
     pixels = prepared(batches[0])
-    alone = rate(engine.concurrent_batches, lambda _batch: engine.run(pixels))
-    return alone, rate(available_cpus(), lambda batch: engine.run(prepared(batch)))
+    alone = [rate(threads, lambda _batch: engine.run(pixels), batches[::4]) for threads in range(1, 5)]
+    return alone, rate(available_cpus(), lambda batch: engine.run(prepared(batch)), batches)
 
 
 def checks(machine: Machine) -> list[list[str]]:
-    """The rows of the first table: what, what is expected, what came."""
+    """The rows of the second table: what, what is expected, what came."""
     model, device, first = machine.model, machine.device, "GPU:0" if machine.gpus else "CPU"
     refused, fewer = "refused, in one line", "skipped: this machine has fewer"
     sizes, bound = (_LARGE_SIZES, f"at most {_BOUND_MB}") if machine.gpus else (_SIZES, "as without")
@@ -255,9 +255,9 @@ def speeds(machine: Machine, trials: Sequence[Trial]) -> list[list[str]]:
 def _speed(machine: Machine, trial: Trial) -> list[str]:
     with watched(machine.gpus) as samples:
         run = _run(" ".join((trial.model.title, *trial.flags()[1::2])), trial.model.job(*trial.flags()), machine)
-    compared = in_child(without_pipeline, trial, machine.images())
-    rate = run.images_per_second
-    return [f"{rate:.1f}", *(f"{rate / other:.2f}" for other in compared), *_busy_and_memory(samples, run)]
+    alone, loop = in_child(without_pipeline, trial, machine.images())
+    rates = [f"{run.images_per_second:.1f}", ", ".join(f"{rate:.0f}" for rate in alone), f"{run.images_per_second / loop:.2f}"]
+    return [*rates, *_busy_and_memory(samples, run)]
 
 
 def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -313,7 +313,7 @@ def main() -> None:
     machine = Machine(len(names), device, model, count)
     found = ", ".join(names) or "DRY RUN without a GPU: it shows that the steps work, and nothing of a GPU"
     print(f"\n{found}; {results.machine()}")
-    compared = ("images/s", "of the engine alone", "of the plain loop", "GPU busy", "GPU MB")
+    compared = ("images/s", "engine alone, 1 to 4 batches", "of the plain loop", "GPU busy", "GPU MB")
     header = ["model", "engine", "device", "precision", *compared]
     print("\n" + results.table(header, speeds(machine, trials)), flush=True)
     print("\n" + results.table(["what", "expected", "got"], checks(machine)), flush=True)
