@@ -11,14 +11,13 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
-from pipeline.secrets import masked_text
+from pipeline.log_lines import console, log_lines
 
 DONE, FAILED, WRONG, BUSY = 0, 1, 2, 3  # exit codes
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -81,6 +80,7 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(WRONG, f"error: {message}; see {self.prog} --help\n")
 
 
+@log_lines()
 def run_command(work: Callable[[], int], failed: str, stopped: str = "stopped", failed_code: int = FAILED) -> int:
     """Runs the work of a command line. SIGTERM stops it as Ctrl-C does; an error is one line on standard error.
 
@@ -114,11 +114,11 @@ def run_command(work: Callable[[], int], failed: str, stopped: str = "stopped", 
         logging.getLogger(__name__).info(failed, exc_info=err)
         code, line = failed_code, f"{failed}: {' '.join(str(err).split())[:500]}"
     if is_stopped or code == _STOPPED:  # modules in C replace a KeyboardInterrupt by errors of their own, as pandas at its import
-        print(stopped, file=sys.stderr)
+        console.info(stopped)
         return _STOPPED
     from models.progress import printable
 
-    print(f"error: {printable(masked_text(line))}", file=sys.stderr)
+    console.error("%s", printable(line))
     return code
 
 

@@ -26,6 +26,7 @@ from pipeline.detect.other_formats import what_it_is
 from pipeline.detect.versions import ONNX_MODEL, locate
 from pipeline.detect.write_golden import NoObjectError, write_golden
 from pipeline.errors import CommandParser, InputError, ModelError, UserError, run_command
+from pipeline.log_lines import console
 from pipeline.report.formats import counted
 
 _DESCRIPTION = """\
@@ -100,7 +101,7 @@ def _copy(args: argparse.Namespace, version: str) -> str:
         names = read_class_names(args.names) if args.names else None
     except ValueError as err:
         raise InputError(f"{args.names}: {err}") from err
-    print("recognising the model", file=sys.stderr, flush=True)
+    console.info("recognising the model")
     with quiet_stderr():
         metadata = recognised(version, folder, ModelConfig(folder, class_names=names, name=title, input_hw=args.input_size))
     write_metadata(version, metadata)
@@ -112,7 +113,7 @@ def _copy(args: argparse.Namespace, version: str) -> str:
 
 def _tried(version: str, image: str | None, source: str) -> str:
     """Says how many objects a job finds in a picture, which becomes a golden image if the user gave it."""
-    print("trying it on a picture", file=sys.stderr, flush=True)
+    console.info("trying it on a picture")
     try:
         (found,) = write_golden(version, [image or _SCENE], version)
     except NoObjectError:

@@ -32,6 +32,7 @@ from pipeline.config.sections import DetectConfig
 from pipeline.errors import CommandParser, FullError, InputError, OutputError, run_command
 from pipeline.failures import ImageError
 from pipeline.feed.decode import decode_image
+from pipeline.log_lines import console
 from pipeline.read.again import Read, reads, refuse_doubled
 from pipeline.records import DetectedImage, Detections, ImageRef, identity_hash
 from pipeline.report.annotate import annotate, marked_jpeg
@@ -248,7 +249,7 @@ def _may_be_written(path: str) -> bool:
 
 def _report(args: argparse.Namespace, counts: Counter[str], failures: Sequence[_Failure]) -> int:
     for reason, message in dict(reversed(failures)).items():  # the first message of each reason
-        print(f"warning: {reason}: {printable(message)}", file=sys.stderr)
+        console.warning("%s: %s", reason, printable(message))
     unread = Counter(reason for reason, _ in failures)
     reasons = ", ".join(f"{reason} {times}" for reason, times in unread.most_common())
     parts = {

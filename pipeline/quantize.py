@@ -46,6 +46,7 @@ from pipeline.errors import DONE, FAILED, WRONG, CommandParser, ConfigError, Inp
 from pipeline.failures import ImageError
 from pipeline.feed.decode import decode_image
 from pipeline.feed.fit import ModelInput, fit
+from pipeline.log_lines import console
 from pipeline.read.list_images import check_inputs, list_images
 from pipeline.records import DeadLetter, ImageRef, detection_row
 from pipeline.storage.files import read_file
@@ -106,7 +107,7 @@ def _quantize(flags: argparse.Namespace) -> int:
     with local_copy(folder) as local, written_whole(target) as whole:
         if onnx_file(local):
             raise ModelError(f"model {folder}: is an ONNX file; int8 versions are made of SavedModels only")
-        print("converting the model", file=sys.stderr, flush=True)
+        console.info("converting the model")
         network = converted(local, folder, model)
         shutil.copytree(local, whole, ignore=shutil.ignore_patterns(HIDDEN))
         to = ModelInput.of(read_description(network))
@@ -154,7 +155,7 @@ def _split(patterns: Sequence[str]) -> tuple[list[ImageRef], list[ImageRef]]:
         except ImageError as err:
             broken.append(f"{ref.uri}: {err}")
     if broken:
-        print(f"warning: {len(broken)} photos are left out, such as {broken[0]}", file=sys.stderr)
+        console.warning("%d photos are left out, such as %s", len(broken), broken[0])
     photos = [ref for _, ref in sorted(digests.items())]
     if len(photos) < _FEWEST:
         raise InputError(f"calibration: expected at least {_FEWEST} different photos, better some hundred, got {len(photos)}")
@@ -180,7 +181,7 @@ def quantise(network: str, images: Sequence[np.ndarray], target: str) -> None:
     nncf.set_log_level(logging.ERROR)
     model = openvino.Core().read_model(os.path.join(network, NETWORK))
     head, batch = head_of(model), model.inputs[0].shape[0]
-    print("calibrating", file=sys.stderr, flush=True)
+    console.info("calibrating")
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # NNCF draws bars of its own
             small = nncf.quantize(

@@ -44,6 +44,7 @@ from pipeline.detect.server_protocols import PROTOCOLS
 from pipeline.detect.versions import locate
 from pipeline.errors import DONE, FAILED, WRONG, CommandParser, InputError, ModelError, OutputError, run_command
 from pipeline.limits import available_cpus, machine, nvidia_gpus
+from pipeline.log_lines import console
 from pipeline.read.list_images import check_inputs, list_images
 from pipeline.records import DetectedImage, ImageRef, detection_row
 from pipeline.storage.files import write_file
@@ -104,13 +105,13 @@ def _tune(flags: argparse.Namespace) -> int:
                     settings = {**base, **change}
                     is_late = time.monotonic() > ends
                     result = Result(settings, refused="not tried: the time was over") if is_late else measure(settings)
-                    print(result.line(), file=sys.stderr, flush=True)
+                    console.info("%s", result.line())
                     best = better(best, result)
             won, verdict = decide(best, measure)
     except ModelError as err:
-        print(f"error: {err}", file=sys.stderr)
+        console.error("%s", err)
         return FAILED
-    print(verdict, file=sys.stderr)
+    console.info("%s", verdict)
     write_file(flags.output, _config_text(won, verdict).encode())
     print(flags.output)
     return DONE

@@ -26,6 +26,7 @@ from models.evaluate.ground_truth import read_truth
 from models.evaluate.pairing import Pairing, pair
 from models.progress import printable
 from pipeline.errors import DONE, WRONG, CommandParser, InputError, run_command
+from pipeline.log_lines import console
 from pipeline.read.again import local_file, refuse_doubled
 from pipeline.results.newest import read_rows
 
@@ -71,7 +72,7 @@ def _export(args: argparse.Namespace, folder: Path) -> int:
     if len(lacking) == len(files):
         raise InputError(f"{text}; copy them here and give their folder: --images FOLDER")
     if lacking:
-        print(f"warning: {text}", file=sys.stderr)
+        console.warning("%s", text)
     pairing = pair(rows, read_truth(args.ground_truth), "name") if args.ground_truth else None
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "detections.json", {files[row.uri]: _detected(row, pairing) for row in rows})

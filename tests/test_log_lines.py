@@ -1,7 +1,6 @@
 """Lines on standard error: JSON for machines, time stamps for people, repeats as counts."""
 
 import contextlib
-import io
 import json
 import logging
 import os
@@ -12,7 +11,8 @@ import threading
 import pytest
 
 from pipeline import run
-from pipeline.log_lines import LogLines, log_lines, write_unlocked
+from pipeline.errors import run_command
+from pipeline.log_lines import bind_run_id, console, log_lines, write_unlocked
 from tests.conftest import write_bright_image
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"
@@ -23,44 +23,54 @@ def objects(text):
 
 
 @pytest.mark.parametrize(
-    ("how", "shown"),
+    ("level", "shown"),
     [
-        pytest.param({}, rf"{STAMP}Z one\n{STAMP}Z warning: two\nerror: three\n", id="text"),
-        pytest.param({"quiet": True}, r"error: three\n", id="quiet"),
+        pytest.param(
+            "warning", rf"{STAMP}Z one\n{STAMP}Z warning: two\n{STAMP}Z WARNING pipeline.x: else\nerror: three\n", id="text"
+        ),
+        pytest.param("error", r"error: three\n", id="quiet"),
     ],
 )
-def test_lines_of_text_have_time_stamps_but_the_last_error(how, shown):
-    out = io.StringIO()
-    lines = LogLines(out, **how)
-    for text in ("one", "warning: two", "error: three"):
-        print(text, file=lines)
-    assert re.fullmatch(shown, out.getvalue()) and lines.last_error == "three"
+def test_lines_of_text_have_time_stamps_but_the_last_error(level, shown, capfd):
+    with log_lines(log_level=level, stamped=True) as log:
+        console.info("one")
+        console.warning("two")
+        logging.getLogger("pipeline.x").warning("e")
+        logging.getLogger("apache_beam").error("of a library")
+        console.error("%s", "three")
+    assert re.fullmatch(shown, capfd.readouterr().err) and log.last_error == "three"
 
 
-def test_all_that_python_prints_and_logs_is_one_json_object_a_line(capfd):
-    """Also a traceback, a line that threads write in parts, and one from a signal handler."""
-    with log_lines(log_format="json", log_level="info") as lines:
-        lines.fields["run"] = "r1"
+def test_a_command_within_a_command_writes_each_line_once(capfd):
+    with log_lines(log_format="json"):
+        assert run_command(lambda: console.warning("a line") or 0, "failed") == 0
+    assert [each["message"] for each in objects(capfd.readouterr().err)] == ["a line"]
+
+
+def test_all_that_is_logged_is_one_json_object_a_line(capfd):
+    """Also a traceback, lines of many threads, and one from a signal handler."""
+    with log_lines(log_format="json", log_level="info"):
+        bind_run_id("r1")
         logging.getLogger("absl").warning("from\nabsl")
         logging.getLogger("apache_beam.typehints.x").warning("noise")
         try:
             raise ValueError("why")
         except ValueError:
             logging.getLogger("pipeline.x").info("failed", exc_info=True, extra={"image": "a.jpg", "reason": "r", "request": ""})
-        threads = [threading.Thread(target=lambda: [print("in", "parts", file=sys.stderr) for _ in range(50)]) for _ in range(4)]
+        threads = [threading.Thread(target=lambda: [console.info("in parts") for _ in range(50)]) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         write_unlocked("stopping")
-        print("error: last", file=sys.stderr)
+        console.error("last")
     said = objects(capfd.readouterr().err)
     assert all(each["run"] == "r1" and re.fullmatch(rf"{STAMP}\.\d{{6}}Z", each["time"]) for each in said)
     absl, failed, *parts, stopping, last = said
     assert (absl["severity"], absl["message"], absl["logger"]) == ("WARNING", "from\nabsl", "absl")
     assert failed["message"].endswith("ValueError: why") and (failed["image"], failed["reason"]) == ("a.jpg", "r")
     assert "request" not in failed and {each["message"] for each in parts} == {"in parts"} and len(parts) == 200
-    assert (stopping["message"], last["severity"]) == ("stopping", "ERROR")
+    assert (stopping["message"], last["severity"], last["message"]) == ("stopping", "ERROR", "last")
 
 
 def test_a_mistake_in_the_config_is_json_too(tmp_path, capfd):
@@ -72,7 +82,7 @@ def test_a_mistake_in_the_config_is_json_too(tmp_path, capfd):
     ):
         assert run.main(argv) == 2
         (said,) = objects(capfd.readouterr().err)
-        assert said["severity"] == "ERROR" and said["message"].startswith("error: ")
+        assert said["severity"] == "ERROR" and said["message"] and said["time"]
 
 
 @pytest.mark.slow
@@ -88,15 +98,15 @@ def test_each_line_of_a_job_is_an_object_and_a_dead_letter_names_its_image(tmp_p
 
 
 @pytest.mark.parametrize("why", ["full", "closed"])
-def test_lines_that_nobody_can_take_stop_no_job(why):
+def test_lines_that_nobody_can_take_stop_no_job(why, monkeypatch):
     """A full disk of logs, or a pipe whose reader has left, as in `2>&1 | head`."""
     reader, writer = os.pipe()
     os.close(reader)
     with open("/dev/full" if why == "full" else writer, "w") as stream:
-        lines = LogLines(stream)
-        print("one", "two", sep="\n", file=lines)
-        lines.emit(logging.makeLogRecord({"msg": "a record of the log"}))
-        lines.close()
+        monkeypatch.setattr(sys, "stderr", stream)
+        with log_lines(log_level="info"):
+            console.info("one")
+            logging.getLogger("pipeline.x").error("a record of the log")
         with contextlib.suppress(OSError):
             stream.close()
     if why == "full":

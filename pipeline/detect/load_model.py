@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import importlib.util
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from pipeline.detect.tensorflow_engine import described_signature
 from pipeline.detect.versions import ONNX_MODEL, files_of, incomplete_versions, is_remote, locate, resolve_versions
 from pipeline.errors import ModelError
 from pipeline.limits import nvidia_gpus
+from pipeline.log_lines import console
 from pipeline.storage.stores import store_of
 
 
@@ -46,7 +46,7 @@ def name_and_version(model: ModelConfig, engine: str = "tensorflow") -> tuple[st
     folder, version = locate(model.path, model.model_version)
     for newer in () if model.model_version else incomplete_versions(model.path, newer_than=version):
         missing = f"version {newer.name} is incomplete (missing {newer.missing}) and ignored for now"
-        print(f"model {model.path}: {missing}", file=sys.stderr)
+        console.info("model %s: %s", model.path, missing)
     if folder.endswith(".onnx"):
         return name_of_model(model, None, folder), version
     with local_copy(folder, METADATA_PATH) as local:
@@ -134,7 +134,7 @@ def _warm(
                     "picks rows of a whole batch, which would mix its images" if opened.mixes else "mixes the images of a batch"
                 )
                 notes = (f"model {folder} {mixes}: it gets one image at a time (batch size {batcher.batch_sizes[0]})",)
-                print(notes[0], file=sys.stderr)
+                console.info("%s", notes[0])
         batcher.warm_up(at_once=not beside or tensorflow_setup.uses_gpu())
     except (ModelFailed, OutOfMemory) as err:
         batcher.close()

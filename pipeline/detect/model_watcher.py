@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
-import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -23,6 +22,7 @@ from pipeline.detect.tensorflow_setup import gpu_bytes
 from pipeline.detect.versions import LABELS, Version, choose, folder_of, labels_in, versions_in
 from pipeline.errors import ModelError
 from pipeline.limits import MEMORY
+from pipeline.log_lines import console
 from pipeline.stats.canary import CanaryStats
 
 _CANARY = "canary"
@@ -220,11 +220,11 @@ class ModelWatcher:
         self._say(f"{said}: {str(err).removeprefix(f'model {version.folder}: ')}")
 
     def _say(self, text: str) -> None:
-        print(f"model {self._detector.model.metadata.name}: {' '.join(text.split())}", file=sys.stderr, flush=True)
+        console.info("model %s: %s", self._detector.model.metadata.name, " ".join(text.split()))
 
     def _say_once(self, text: str) -> None:
         if text != self._said:
-            print(" ".join(text.split()), file=sys.stderr, flush=True)
+            console.info("%s", " ".join(text.split()))
         self._said = text
 
 

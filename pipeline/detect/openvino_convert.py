@@ -28,6 +28,7 @@ from pipeline.detect.engine import check_installed
 from pipeline.detect.golden import keep_requests, read_requests
 from pipeline.detect.versions import first_line
 from pipeline.errors import ModelError
+from pipeline.log_lines import console
 
 if TYPE_CHECKING:
     from pipeline.detect.tensorflow_engine import FrozenModel
@@ -72,7 +73,7 @@ def converted(local: str, folder: str, model: ModelConfig) -> str:
         try:
             return _convert_into(beside, key, local, folder, model)
         except OSError as err:
-            print(f"model {folder}: the network for OpenVINO goes to {cache}: {err.strerror}", file=sys.stderr)
+            console.info("model %s: the network for OpenVINO goes to %s: %s", folder, cache, err.strerror)
     return _convert_into(cache, key, local, folder, model)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from pipeline.detect.model_arrays import Arrays, Signature, channels_last
 from pipeline.detect.server_protocols import PROTOCOLS
 from pipeline.detect.versions import first_line, is_remote
 from pipeline.errors import ModelError
+from pipeline.log_lines import console
 from pipeline.stats.process import PROCESS
 
 _PATH = re.compile(r"(grpcs?)://([^/]+)/([^/]+)/?")
@@ -152,8 +152,7 @@ class RemoteServer:
             is_news = away_s > _NOTICE_S and not self._announced
             self._announced |= is_news
         if is_news:
-            notice = f"waiting for model {self._path}, which has not answered for {_NOTICE_S:g} s: {reason}"
-            print(notice, file=sys.stderr, flush=True)
+            console.info("waiting for model %s, which has not answered for %g s: %s", self._path, _NOTICE_S, reason)
         if PROCESS.stopped:
             raise ModelError(f"the job was stopped while it waited for model {self._path}") from err
         if away_s > self._wait_s:

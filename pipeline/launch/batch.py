@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from pipeline.launch.dry_run import first_images, input_lines, model_lines, say,
 from pipeline.launch.finalize import JobReport, clean_up, names_of_files, stopped_by_signals
 from pipeline.launch.loading import detector_loading, load_detector, model_known
 from pipeline.launch.options import CANARY_SECONDS, Job, checked_job
-from pipeline.log_lines import bind_run_id
+from pipeline.log_lines import bind_run_id, console
 from pipeline.monitoring.monitor import monitored
 from pipeline.read.done_rows import DoneRows
 from pipeline.read.list_images import check_inputs, folders_in_manifests, folders_of, list_images
@@ -109,7 +108,7 @@ def show_plan(job: Job) -> int:
     succeeded = tried(detector, first_images((ref.location for ref in new), config))
     say(["dry run: nothing was written"])
     if not succeeded:
-        print("error: none of the images that were tried can be detected in; see their dead letters above", file=sys.stderr)
+        console.error("none of the images that were tried can be detected in; see their dead letters above")
     return DONE if succeeded else FAILED
 
 

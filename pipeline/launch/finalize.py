@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import re
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
@@ -16,7 +15,7 @@ from apache_beam.io.filesystems import FileSystems
 from pipeline import errors
 from pipeline.config import WriteConfig
 from pipeline.errors import DONE, FAILED, SIGNALS, UserError, signals_call
-from pipeline.log_lines import write_unlocked
+from pipeline.log_lines import console, write_unlocked
 from pipeline.records import row_bytes
 from pipeline.report.annotate import annotate
 from pipeline.report.page import render_report
@@ -105,13 +104,12 @@ class JobReport:
     def _judge(self, images: dict[str, int], stats: JobStats) -> int:
         lost = images["read"] - images["detected"] - images["dead"] - images["skipped"]
         if lost:
-            print(f"error: {lost} images have no result; this is a defect of the pipeline", file=sys.stderr)
+            console.error("%s images have no result; this is a defect of the pipeline", lost)
             return FAILED
         if stats.dead_share > self.max_dead_share:
-            print(
-                f"error: {stats.failed} of {stats.detected + stats.failed} images failed, more than max_dead_share = "
-                f"{self.max_dead_share:g}{_commonest(stats)}; see {self.run.output}/dead_letters",
-                file=sys.stderr,
+            console.error(
+                "%s of %s images failed, more than max_dead_share = %g%s; see %s/dead_letters",
+                *(stats.failed, stats.detected + stats.failed, self.max_dead_share, _commonest(stats), self.run.output),
             )
             return FAILED
         return DONE
@@ -154,7 +152,7 @@ def clean_up(output: str) -> None:
     try:
         remove_abandoned(output)
     except Exception as err:  # noqa: BLE001  any error of storage
-        print(f"unfinished files are left in {output}: {last_line(err)}", file=sys.stderr)
+        console.info("unfinished files are left in %s: %s", output, last_line(err))
 
 
 def failed(err: Exception) -> NoReturn:

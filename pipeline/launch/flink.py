@@ -7,7 +7,6 @@ end of a stream cancels it, and it knows of no savepoints. https://nightlies.apa
 from __future__ import annotations
 
 import http
-import sys
 import threading
 import time
 from typing import Any
@@ -17,6 +16,7 @@ from apache_beam.options.pipeline_options import FlinkRunnerOptions, GoogleCloud
 from apache_beam.runners.portability import flink_runner
 
 from pipeline.errors import ConfigError, RunnerError
+from pipeline.log_lines import console
 
 _LOOK_SECONDS = 0.25
 _ASK_SECONDS = 10.0
@@ -223,7 +223,7 @@ class FlinkJob:
             why = _reason(found["operation"]["failure-cause"]["stack-trace"])
             raise RuntimeError(f"the job goes on, since Flink made no savepoint: {why}")
         place = found["operation"]["location"]
-        print(f"stopped with a savepoint; --resume {place} goes on from there", file=sys.stderr, flush=True)
+        console.info("stopped with a savepoint; --resume %s goes on from there", place)
         return True
 
     def _why_failed(self) -> str:
@@ -237,7 +237,7 @@ class FlinkJob:
             self.cancel()
             raise RuntimeError(why)
         if why != self._restarted:
-            print(f"the job restarts: {why}", file=sys.stderr, flush=True)
+            console.info("the job restarts: %s", why)
             self._restarted = why
 
     def _how_to_go_on(self) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipeline.errors import FAILED
-from pipeline.log_lines import LogLines
+from pipeline.log_lines import LineHandler, console
 from pipeline.secrets import masked_url
 from pipeline.stats.process import PROCESS
 
@@ -17,7 +16,7 @@ _WAITS_S = (0.0, 1.0, 4.0)  # before each try
 _TRY_SECONDS = 10.0
 
 
-def notifying(url: str, lines: LogLines, work: Callable[[], int]) -> int:
+def notifying(url: str, log: LineHandler, work: Callable[[], int]) -> int:
     """Runs the work of a job and notifies when it has ended, however it did; returns its exit code."""
     code = FAILED
     PROCESS.summary = {}
@@ -27,7 +26,7 @@ def notifying(url: str, lines: LogLines, work: Callable[[], int]) -> int:
             return code
         finally:
             images = {"read": stats.read, "detected": stats.detected, "dead": stats.failed, "skipped": stats.skipped}
-            notify(url, {"images": images, **PROCESS.summary, "exit_code": code, "error": lines.last_error})
+            notify(url, {"images": images, **PROCESS.summary, "exit_code": code, "error": log.last_error})
 
 
 def notify(url: str, outcome: Mapping[str, Any]) -> None:
@@ -44,4 +43,4 @@ def notify(url: str, outcome: Mapping[str, Any]) -> None:
                 why = f"it answered with status {answer.status_code}"
         except Exception as err:  # noqa: BLE001  the job's exit code does not depend on it
             why = type(err).__name__  # its text may have the whole URL
-    print(f"warning: notification failed: {masked_url(url)}: {why}", file=sys.stderr)
+    console.warning("notification failed: %s: %s", masked_url(url), why)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import time
 from collections.abc import Sequence
 
@@ -23,7 +22,7 @@ from pipeline.launch.finalize import JobReport, clean_up, finished_by_signals, s
 from pipeline.launch.loading import load_detector, model_known
 from pipeline.launch.options import CANARY_SECONDS, Job, checked_job
 from pipeline.launch.runners import RUNNERS, runner_named
-from pipeline.log_lines import bind_run_id
+from pipeline.log_lines import bind_run_id, console
 from pipeline.monitoring.monitor import monitored
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import check_output
@@ -111,14 +110,12 @@ def run(job: Job) -> int:
                 runner.end_stream(running)
 
             with finished_by_signals(end):
-                print(f"reading {config.input[0]}; {runner.guarantee}; Ctrl-C stops", file=sys.stderr, flush=True)
+                console.info("reading %s; %s; Ctrl-C stops", config.input[0], runner.guarantee)
                 runner.wait(running)
         with finished_by_signals(lambda: None):  # the summary will be there in a moment
             of_model, facts = model.model_stats(CANARY_SECONDS), job.done(ready_at)
             if reports and not reports.at_the_end():
-                print(
-                    "no worker has reported its figures to this launcher; the runner has them, as Beam metrics", file=sys.stderr
-                )
+                console.info("no worker has reported its figures to this launcher; the runner has them, as Beam metrics")
                 return DONE
             ended = stats()
             ended.take_model(of_model)

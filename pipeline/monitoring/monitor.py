@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Callable, Iterator
 
 from pipeline.config import Config
+from pipeline.log_lines import console
 from pipeline.monitoring import health
 from pipeline.monitoring.http_server import Page, served
 from pipeline.monitoring.watchdog import Watchdog
@@ -24,7 +24,7 @@ def monitored(config: Config, stats: Callable[[], JobStats] | None = None) -> It
     with in_background("watchdog", Watchdog(monitoring.stuck_after_s).run), contextlib.ExitStack() as shown:
         now = stats or functools.partial(PROCESS.stats_of, shown.enter_context(PROCESS.counting()))
         if monitoring.log_level != "error":
-            shown.enter_context(progress_shown(now, as_bar=config.mode == "batch"))
+            shown.enter_context(progress_shown(now, as_bar=config.mode == "batch" and monitoring.log_format == "text"))
         if monitoring.metrics_port is not None:
             from pipeline.monitoring import metrics  # its library is needed by nothing else
 
@@ -35,12 +35,12 @@ def monitored(config: Config, stats: Callable[[], JobStats] | None = None) -> It
             }
             host = monitoring.metrics_host
             port = shown.enter_context(served(host, monitoring.metrics_port, "metrics_port", pages))
-            print(f"metrics on http://{host}:{port}/metrics", file=sys.stderr, flush=True)
+            console.info("metrics on http://%s:%s/metrics", host, port)
         if monitoring.page_port is not None:
             from pipeline.monitoring.live_page import HOST, LivePage  # only where it is wanted
 
             PROCESS.samples = max(PROCESS.samples, REPORT_SAMPLES)
             page = LivePage(config, now)
             port = shown.enter_context(served(HOST, monitoring.page_port, "page_port", {"/": page.answer}))
-            print(f"live page on http://{HOST}:{port}/", file=sys.stderr, flush=True)
+            console.info("live page on http://%s:%s/", HOST, port)
         yield

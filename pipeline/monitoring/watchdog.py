@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
+import logging
 import os
 import sys
 import tempfile
@@ -33,7 +34,7 @@ def end_stuck(name: str, part: Part, *, in_log: bool = False) -> None:
         sys.stdout.flush()
     waits = f"{part.waiting} waiting, none done for {part.stalled_s:.0f} s (stuck_after_s)"
     # without a lock, since a stuck thread may hold that of the log
-    write_unlocked(f"error: the job is stuck in its {name}: {waits}; the stacks of all threads are in {place}", "ERROR")
+    write_unlocked(f"the job is stuck in its {name}: {waits}; the stacks of all threads are in {place}", logging.ERROR)
     os._exit(FAILED)
 
 

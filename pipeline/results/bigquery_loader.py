@@ -12,7 +12,6 @@ A MERGE is atomic. So a load may be killed at any time, repeated, or run twice a
 from __future__ import annotations
 
 import datetime
-import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -24,6 +23,7 @@ from google.cloud import bigquery
 
 from models.progress import shown
 from pipeline.errors import OutputError
+from pipeline.log_lines import console
 from pipeline.results.rows import SCHEMAS
 from pipeline.results.shards import BROKEN, Shard, list_shards, open_shard, undisturbed
 from pipeline.storage.cloud import GS
@@ -155,7 +155,7 @@ def _halved(client: bigquery.Client, table: bigquery.Table, shards: Sequence[Sha
     if len(shards) > 1:
         halves = [_load(client, table, half) for half in (shards[: len(shards) // 2], shards[len(shards) // 2 :])]
         return Loaded(*map(sum, zip(*halves, strict=True)))
-    print(f"warning: BigQuery refuses {shards[0].path}: {' '.join(str(err).split())[:500]}", file=sys.stderr)
+    console.warning("BigQuery refuses %s: %s", shards[0].path, " ".join(str(err).split())[:500])
     return Loaded(refused=1)
 
 

@@ -15,12 +15,12 @@ import fcntl
 import logging
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
 
 from pipeline.errors import BusyError
+from pipeline.log_lines import console
 from pipeline.storage.cloud import GS, blob_of, server_times
 from pipeline.storage.files import delete_files, make_folder
 
@@ -55,7 +55,7 @@ def locked(output: str, name: str, *, wait_s: float = 0.0, what: str = "") -> It
             if left <= 0:
                 raise BusyError(f"{busy}, and this one waited for {wait_s:g} s" if wait_s else busy)
             if not waits:
-                print(f"waiting: {busy}", file=sys.stderr, flush=True)
+                console.info("waiting: %s", busy)
                 waits = True
             time.sleep(min(_POLL_SECONDS, left))
         yield

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pipeline.log_lines import kept_open
+from pipeline.log_lines import console, kept_open
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
 
@@ -73,7 +73,7 @@ def _show_lines(stats: Callable[[], JobStats], left: threading.Event) -> None:
     started, before = time.monotonic(), JobStats()
     while not left.wait(_LINE_SECONDS):
         now = stats()
-        print(f"{time.monotonic() - started:6.0f} s  {line(now, before, _LINE_SECONDS)}", file=sys.stderr, flush=True)
+        console.info("%6.0f s  %s", time.monotonic() - started, line(now, before, _LINE_SECONDS))
         before = now
 
 

@@ -15,13 +15,13 @@ import functools
 import math
 import os
 import posixpath
-import sys
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from pipeline.failures import one_line
+from pipeline.log_lines import console
 from pipeline.storage.cloud import GS, blob_of, delete_object, move_object, write_object
 from pipeline.storage.listing import MAX_PARALLEL
 from pipeline.storage.store import FoundFile, retried
@@ -211,9 +211,9 @@ def read_checked(path: str, parse: Callable[[bytes], Any]) -> Any:
 
 @functools.lru_cache(maxsize=1000)  # once for each file, although a run reads some of them often
 def warn_unreadable(path: str, why: str) -> None:
-    """Prints that a state file is ignored."""
+    """Logs that a state file is ignored."""
     shown = path.encode("utf-8", "backslashreplace").decode()
-    print(f"warning: {shown} cannot be read and is ignored: {why}", file=sys.stderr, flush=True)
+    console.warning("%s cannot be read and is ignored: %s", shown, why)
 
 
 def is_own_file(path: str) -> bool:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import Iterator
+
+from pipeline.log_lines import console
 
 _SECONDS = 3.0
 
 
 @contextlib.contextmanager
 def waiting_for(what: str) -> Iterator[None]:
-    """Prints one line on standard error if this takes longer than a few seconds; `what` names the service."""
+    """Logs one line if this takes longer than a few seconds; `what` names the service."""
     notice = f"waiting for {what}, which has not answered for {_SECONDS:g} s"
-    timer = threading.Timer(_SECONDS, print, [notice], {"file": sys.stderr, "flush": True})
+    timer = threading.Timer(_SECONDS, console.info, [notice])
     timer.daemon = True
     timer.start()
     try:
