@@ -19,7 +19,7 @@ verbs:
 {verbs}
 
 from a folder of photos to an evaluation, after `detect-objects import` or with any SavedModel:
-  detect-objects run --input 'photos/**/*.jpg' --output out/ --model models/yolov4
+  python -m pipeline.run --input 'photos/**/*.jpg' --output out/ --model models/yolov4
   detect-objects evaluate --detections out/ --ground-truth photos/labels --page evaluation.html
 
 detect-objects VERB --help teaches each verb. Flags without a verb, such as --version, go to `run`.

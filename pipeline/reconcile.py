@@ -116,13 +116,13 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     text = "YAML file of a job: its input, output and dates count"
     add("--config", action="append", default=[], metavar="FILE", help=text)
-    add("--input", nargs="+", action="extend", metavar="PATTERN", help="the images, as detect-objects run takes them")
+    add("--input", nargs="+", action="extend", metavar="PATTERN", help="the images, as a job takes them")
     add("--output", metavar="FOLDER", help="the results folder or archive, local or gs://")
     add("--dates", help="days for which {date} in an input stands")
     add("--fps", help="the frames of a second of video that the job read; default: 1")
     add("--model", metavar="PATH", help="count only rows of this model version; default: of any")
     for name in _WRITTEN:
-        text = f"write the {name} images to a manifest, which detect-objects run takes as --input"
+        text = f"write the {name} images to a manifest, which a job takes as --input"
         add(f"--write-{name}", metavar="FILE.jsonl", help=text)
     return parser
 
@@ -173,7 +173,7 @@ def _table(outcome: Reconciled) -> Iterator[str]:
             yield f"            {printable(found.uri)}{f'  {found.reason}' if found.reason else ''}"
     if outcome.counts[LEFT_OUT]:
         yield f"{outcome.counts[LEFT_OUT]:>11,} TFRecord files left out: what is in them is not looked at"
-    yield "complete" if outcome.is_complete else "not complete: the same detect-objects run does what is missing or stale"
+    yield "complete" if outcome.is_complete else "not complete: the same job does what is missing or stale"
 
 
 def reconcile(

@@ -1,4 +1,4 @@
-"""`detect-objects run`, `python -m pipeline.run`: parses the command line, checks the config, launches the job.
+"""`python -m pipeline.run`: parses the command line, checks the config, launches the job.
 
 Exit code 0: done; 1: the job failed, or too many of its images did; 2: a wrong command; 3: another run of the same command works;
 130: stopped by Ctrl-C or SIGTERM.
@@ -41,8 +41,8 @@ what most people use:
   --precision bfloat16       faster on some CPUs, float16 on GPUs; --device cpu, gpu or gpu:0
   --allow-uri-prefix URI     folders whose images messages and found lists may name
 
-  detect-objects run --input 'photos/**/*.jpg' --output out/ --model models/yolov4 --dry-run
-  detect-objects run --config configs/batch_gcs_direct.yaml --input 'gs://bucket/2026/**' --output gs://bucket/detections \\
+  python -m pipeline.run --input 'photos/**/*.jpg' --output out/ --model models/yolov4 --dry-run
+  python -m pipeline.run --config configs/batch_gcs_direct.yaml --input 'gs://bucket/2026/**' --output gs://bucket/detections \\
       --model gs://bucket/models/yolov4 --score-threshold 0.4 --classes person,dog
 
 Each flag is a key of the config file, too; flags win. Lists take commas or several values; file names may hold commas, so
@@ -118,8 +118,8 @@ def _version_of(package: str) -> str:
 def make_parser(*, every: bool = False) -> argparse.ArgumentParser:
     """The parser, with a flag for each setting that has one; the help shows every flag, or only those that most people use."""
     parser = _Parser(
-        prog="detect-objects run",
-        usage="detect-objects run [--config FILE] --input PATTERN [PATTERN ...] --output FOLDER --model PATH "
+        prog="python -m pipeline.run",
+        usage="python -m pipeline.run [--config FILE] --input PATTERN [PATTERN ...] --output FOLDER --model PATH "
         "[--dry-run] [settings] [Beam flags]",
         description="Detects objects in many images: reads them, batches them through one shared model, writes detections.",
         epilog=_EPILOG,

@@ -1,7 +1,7 @@
 """`detect-objects tune`, `python -m pipeline.tune`: finds the settings with which this machine detects fastest.
 
     detect-objects tune --model models/yolov4 --input 'photos/*.jpg'
-    detect-objects run --config tuned.yaml --model models/yolov4 --input 'photos/**/*.jpg' --output out/
+    python -m pipeline.run --config tuned.yaml --model models/yolov4 --input 'photos/**/*.jpg' --output out/
 
 The settings of the start are the defaults, or those of --config. Candidates change engine and precision, then the batches in
 flight, the threads, the batch sizes and the feeder processes, each on top of the best so far. Each runs in a process of its
@@ -77,7 +77,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="detect-objects tune",
         description="Finds the settings with which this machine detects fastest, and writes them as a config.",
-        epilog="use the result with detect-objects run --config tuned.yaml; nothing else should run while it is made. "
+        epilog="use the result with python -m pipeline.run --config tuned.yaml; nothing else should run while it is made. "
         "exit code: 0 done, also where nothing is faster; 1 the model cannot be used; 2 wrong command or place",
     )
     add = parser.add_argument

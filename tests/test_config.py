@@ -34,7 +34,7 @@ def write_config(tmp_path):
         pytest.param("detct: {device: cpu}", "unknown key 'detct'; did you mean 'detect'?", id="typo of a section"),
         pytest.param("score_threshold: 0.5", "did you mean 'detect.score_threshold'?", id="key of a section at the top"),
         pytest.param("detect: {conf: 0.4}", "'detect.conf'; did you mean 'detect.score_threshold'?", id="another tool's"),
-        pytest.param("xyzzy: 1", "unknown key 'xyzzy'; detect-objects run --help-all lists all settings", id="nothing near"),
+        pytest.param("xyzzy: 1", "unknown key 'xyzzy'; python -m pipeline.run --help-all lists all settings", id="nothing near"),
         pytest.param("1: 2", "expected keys that are strings, got 1", id="key that is no text"),
         pytest.param("detect: 5", "detect: expected a section with keys, got 5", id="value for a section"),
         pytest.param("detect: {score_threshold: 1.5}", "expected at most 1, got 1.5", id="too high"),

@@ -90,6 +90,9 @@ def test_every_command_has_flags_of_its_verb_and_every_flag_in_the_text_is_one_o
             continue
         assert name in VERBS, verb or module
         assert flags_in(rest, FLAG) - flags_of(name) == set(), f"detect-objects {name}{rest}"
+    assert "detect-objects run" not in PAGES[page] or page in ("README.md", "docs/operations.md"), (
+        "jobs have one name: python -m pipeline.run"
+    )
     assert flags_in(PAGES[page], re.compile(r"`(--[a-z][\w-]*)")) - set().union(*map(flags_of, VERBS)) == set()
 
 

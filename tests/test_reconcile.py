@@ -87,7 +87,7 @@ def test_what_a_job_did_is_complete_and_what_came_afterwards_is_missing(folder, 
         "          1 missing",
         f"            {folder}/in/d.png",
         "          0 orphaned",
-        "not complete: the same detect-objects run does what is missing or stale",
+        "not complete: the same job does what is missing or stale",
     ]
     for name, uri in (("missing", "in/d.png"), ("stale", "in/a.png")):
         (row,) = map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines())

@@ -226,7 +226,8 @@ def test_each_verb_teaches_itself_under_its_own_name_and_a_wrong_flag_is_one_lin
         return code, *capsys.readouterr()
 
     code, out, _ = ended("--help")
-    assert code == 0 and out.startswith(f"usage: detect-objects {'run' if verb == 'replay' else verb} ")
+    usage = "python -m pipeline.run" if verb in ("run", "replay") else f"detect-objects {verb}"
+    assert code == 0 and out.startswith(f"usage: {usage} ")
     code, out, err = ended("--no-such-flag")
     assert (code, out, err.count("\n"), err[:7]) == (2, "", 1, "error: ")
 

@@ -70,7 +70,9 @@ def reasons() -> str:
 def commands() -> str:
     """The table of all verbs of the command."""
     modules = {name: " ".join([verb.module.removesuffix(".__main__"), *verb.flags]) for name, verb in VERBS.items()}
-    rows = [f"| `detect-objects {name}` | `python -m {modules[name]}` | {verb.purpose} |" for name, verb in VERBS.items()]
+    names = {name: [f"`detect-objects {name}`", f"`python -m {modules[name]}`"] for name in VERBS}
+    names["run"].reverse()  # jobs have the name of their module, all else that of its verb
+    rows = [f"| {' | '.join(names[name])} | {verb.purpose} |" for name, verb in VERBS.items()]
     return _table(["command", "also", "what for"], rows)
 
 
@@ -79,7 +81,8 @@ def exit_codes() -> str:
     rows = []
     for name, verb in VERBS.items():
         text = " ".join((importlib.import_module(verb.module).__doc__ or "").split())
-        rows.append(f"| `detect-objects {name}` | {_EXIT_CODES.findall(text)[0]} |")
+        command = "python -m pipeline.run" if name == "run" else f"detect-objects {name}"
+        rows.append(f"| `{command}` | {_EXIT_CODES.findall(text)[0]} |")
     return _table(["command", "exit codes"], rows)
 
 

@@ -76,7 +76,7 @@ def _near_key(path: list[str]) -> str:
     names = keys | {section: section for section in sections if len(path) == 1}
     here = re.split("[ ,]", _FLAGS.get(_bare(path[-1]), path[-1]))[0]
     near = difflib.get_close_matches(_bare(here), names, n=1, cutoff=_NEAR)
-    return f"did you mean {names[near[0]]!r}?" if near else "detect-objects run --help-all lists all settings"
+    return f"did you mean {names[near[0]]!r}?" if near else "python -m pipeline.run --help-all lists all settings"
 
 
 def _shown(value: object) -> str:
