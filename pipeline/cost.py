@@ -28,7 +28,7 @@ _MORE_THAN_0 = ("machines", "cores", "bundle_images", "window_s", "shard_seconds
 class Measured:
     """What an image and a job take; docs/COST.md describes each, and `python -m tests.benchmarks.cost` measures most."""
 
-    cpu_ms: float = 40.3  # CPU time of an image with YOLOv4-tiny at 416x416, float32 (`make bench`)
+    cpu_ms: float = 46.3  # CPU time of an image with YOLOv4-tiny at 416x416, float32 (BENCHMARKS.md, machine B)
     row_bytes: float = 191.0  # a row of results without objects, as JSON in a view or a message
     object_bytes: float = 104.0  # each object in it
     shard_row_bytes: float = 19.3  # the same row in a shard

@@ -152,7 +152,7 @@ class DetectConfig:
     )
     engine: Engine = setting(
         "tensorflow",
-        "what runs the model: tensorflow, openvino (the faster one on CPUs), onnxruntime, tf-serving, triton (any server of the "
+        "what runs the model: tensorflow, openvino (on CPUs, less memory), onnxruntime, tf-serving, triton (any server of the "
         "KServe v2 protocol), or package.module:function; by default an ONNX file runs in openvino on a CPU and in onnxruntime "
         "on a GPU; openvino, onnxruntime and triton need the extra of their name",
     )
