@@ -10,7 +10,6 @@ from tqdm import tqdm
 
 _DELAY_SECONDS = 2.0
 _LINE_SECONDS = 10.0
-_JOINERS = "\u200c\u200d"  # zero-width, but part of correctly written Persian, Hindi and emoji
 
 _Each = TypeVar("_Each")
 
@@ -42,12 +41,3 @@ def shown(loop: Iterable[_Each], what: str, unit: str, total: int | None = None)
     if not is_terminal:  # the first line comes after the delay, and not a whole interval later
         bar.last_print_t -= _LINE_SECONDS - _DELAY_SECONDS
     yield from bar
-
-
-def printable(line: str) -> str:
-    r"""A line in which names cannot steer a terminal or turn a page around: what is not printable is escaped.
-
-    >>> printable("\u202egpj.exe")
-    '\\u202egpj.exe'
-    """
-    return "".join(c if c.isprintable() or c in _JOINERS else c.encode("unicode_escape").decode("ascii") for c in line)

@@ -116,9 +116,7 @@ def run_command(work: Callable[[], int], failed: str, stopped: str = "stopped", 
     if is_stopped or code == _STOPPED:  # modules in C replace a KeyboardInterrupt by errors of their own, as pandas at its import
         console.info(stopped)
         return _STOPPED
-    from models.progress import printable
-
-    console.error("%s", printable(line))
+    console.error("%s", line)
     return code
 
 

@@ -20,8 +20,8 @@ from typing import Any
 from models.evaluate.agreement import compare
 from models.evaluate.average_precision import FIGURES, RESAMPLES, Measurement, better, figures_of, measure, resample
 from models.evaluate.mistakes import Mistakes, best_threshold, find_mistakes
-from models.progress import printable
 from pipeline.errors import WRONG, CommandParser, run_command
+from pipeline.log_lines import say
 from pipeline.report.evaluation import render_evaluation
 from pipeline.results.newest import read_rows
 
@@ -47,7 +47,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.json:
         Path(args.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     try:
-        print("\n".join(map(printable, lines)), flush=True)
+        say(lines)
+        sys.stdout.flush()
     except BrokenPipeError:  # `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

@@ -14,12 +14,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from models.progress import printable
 from pipeline import pictures
 from pipeline.config.dates import days_flag
 from pipeline.config.paths import local_path
 from pipeline.errors import CommandParser, ConfigError, InputError, run_command
-from pipeline.log_lines import console
+from pipeline.log_lines import console, say
 from pipeline.results.layout import EXPORTS, results_folder
 from pipeline.results.newest import Wanted, newest_rows, read_results
 from pipeline.write.exports import FORMATS, export
@@ -47,8 +46,8 @@ def _export(flags: argparse.Namespace) -> int:
     if of_rows := [name for name in formats if name != _CROPS]:
         done = export(output, of_rows, wanted, to, sort=flags.sort, ground_truth=flags.coco_ground_truth)
         for note in done.notes:
-            console.warning("%s", printable(note))
-        print(printable(f"{done.rows} rows in {', '.join(done.files)}"))
+            console.warning("%s", note)
+        say([f"{done.rows} rows in {', '.join(done.files)}"])
     if _CROPS not in formats:
         return 0
     images = [f"--images={flags.images}"] if flags.images else []

@@ -1,8 +1,8 @@
-"""The log of a command on standard error, by `logging`: lines for a person, or one JSON object a line.
+"""What a command shows: its outcome on standard output, and its log, by `logging`, on standard error.
 
-What a person should read, such as progress and what went wrong, goes to the logger `console`; other records are logged under the
-names of their modules. What native libraries, other processes and a bare `print` write does not pass through `logging`;
-`TF_CPP_MIN_LOG_LEVEL` mutes TensorFlow's.
+A line of the log is for a person, or one JSON object. What a person should read, such as progress and what went wrong, goes to
+the logger `console`; other records are logged under the names of their modules. What native libraries, other processes and a
+bare `print` write does not pass through `logging`; `TF_CPP_MIN_LOG_LEVEL` mutes TensorFlow's.
 """
 
 from __future__ import annotations
@@ -13,14 +13,30 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pipeline.secrets import masked_text
 
 console = logging.getLogger("detect-objects")
 FIELDS = ("image", "request", "reason")  # of a record's `extra`, shown as such in JSON
+_JOINERS = "\u200c\u200d"  # zero-width, but part of correctly written Persian, Hindi and emoji
 _NOISY = ("apache_beam.typehints", "apache_beam.coders.coder_impl", "apache_beam.transforms.util")
+
+
+def say(lines: Iterable[str]) -> None:
+    """Prints the outcome of a command on standard output, without secrets, in lines in which no name can steer the terminal."""
+    for line in lines:
+        print(printable(masked_text(line)))
+
+
+def printable(line: str) -> str:
+    r"""A line in which names cannot steer a terminal or turn a page around: what is not printable is escaped.
+
+    >>> printable("\u202egpj.exe")
+    '\\u202egpj.exe'
+    """
+    return "".join(c if c.isprintable() or c in _JOINERS else c.encode("unicode_escape").decode("ascii") for c in line)
 
 
 class LineHandler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 has no arguments for it
@@ -61,6 +77,7 @@ class LineHandler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.
             text = f"{level} {record.name}: {text}"
         elif record.levelno > logging.INFO:
             text = f"{level.lower()}: {text}"
+        text = "\n".join(map(printable, text.splitlines()))
         is_plain = not self._stamped or (for_person and record.levelno >= logging.ERROR)
         return text if is_plain else f"{now.isoformat(timespec='seconds')}Z {text}"
 

@@ -27,12 +27,12 @@ from PIL import Image
 
 from models.evaluate.detection_rows import ImageRow
 from models.image_uris import video_frame
-from models.progress import printable, shown
+from models.progress import shown
 from pipeline.config.sections import DetectConfig
 from pipeline.errors import CommandParser, FullError, InputError, OutputError, run_command
 from pipeline.failures import ImageError
 from pipeline.feed.decode import decode_image
-from pipeline.log_lines import console
+from pipeline.log_lines import console, say
 from pipeline.read.again import Read, reads, refuse_doubled
 from pipeline.records import DetectedImage, Detections, ImageRef, identity_hash
 from pipeline.report.annotate import annotate, marked_jpeg
@@ -249,7 +249,7 @@ def _may_be_written(path: str) -> bool:
 
 def _report(args: argparse.Namespace, counts: Counter[str], failures: Sequence[_Failure]) -> int:
     for reason, message in dict(reversed(failures)).items():  # the first message of each reason
-        console.warning("%s: %s", reason, printable(message))
+        console.warning("%s: %s", reason, message)
     unread = Counter(reason for reason, _ in failures)
     reasons = ", ".join(f"{reason} {times}" for reason, times in unread.most_common())
     parts = {
@@ -260,7 +260,7 @@ def _report(args: argparse.Namespace, counts: Counter[str], failures: Sequence[_
         f"{counts['outside']} boxes outside of their image or without area": counts["outside"],
         f"{counts['in_the_way']} not written, as files of other programs have their names": counts["in_the_way"],
     }
-    print(printable("; ".join(part for part, is_shown in parts.items() if is_shown)))
+    say(["; ".join(part for part, is_shown in parts.items() if is_shown)])
     return 1 if failures or counts["in_the_way"] else 0
 
 

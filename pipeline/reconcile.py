@@ -33,12 +33,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from models.progress import printable, shown
+from models.progress import shown
 from pipeline.config import ReadConfig, load_config
 from pipeline.config.paths import local_path
 from pipeline.detect.load_model import name_and_version
 from pipeline.errors import WRONG, CommandParser, ConfigError, InputError, run_command
 from pipeline.failures import FOR_GOOD
+from pipeline.log_lines import say
 from pipeline.read.containers import images_in
 from pipeline.read.list_images import check_inputs, list_images
 from pipeline.read.manifests import is_manifest
@@ -159,7 +160,7 @@ def _run(flags: argparse.Namespace) -> int:
         move_files({staged[status]: path for status, path in paths.items()})
     finally:
         delete_files(staged.values())
-    print("\n".join(_table(outcome)))
+    say(_table(outcome))
     return COMPLETE if outcome.is_complete else INCOMPLETE
 
 
@@ -170,7 +171,7 @@ def _table(outcome: Reconciled) -> Iterator[str]:
         note = f" ({outcome.transient:,} of them for a transient reason)" if status == "dead" and outcome.transient else ""
         yield f"{outcome.counts[status]:>11,} {status}{note}"
         for found in outcome.examples.get(status, ()) if status != "done" else ():
-            yield f"            {printable(found.uri)}{f'  {found.reason}' if found.reason else ''}"
+            yield f"            {found.uri}{f'  {found.reason}' if found.reason else ''}"
     if outcome.counts[LEFT_OUT]:
         yield f"{outcome.counts[LEFT_OUT]:>11,} TFRecord files left out: what is in them is not looked at"
     yield "complete" if outcome.is_complete else "not complete: the same job does what is missing or stale"

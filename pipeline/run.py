@@ -36,7 +36,7 @@ what most people use:
   --when-busy skip           where another run of this command is at work: wait (default), skip or stop
   --score-threshold 0.25     least confidence; --iou-threshold 0.45 for boxes that are one object
   --classes NAME ...         keep only these classes
-  --export FORMAT ...        csv, coco, yolo, voc, cvat, label-studio or tfrecord at the end, too
+  --export FORMAT ...        write the results as csv, coco, yolo or in another format, too
   --samples N                write N annotated images
   --precision bfloat16       faster on some CPUs, float16 on GPUs; --device cpu, gpu or gpu:0
   --allow-uri-prefix URI     folders whose images messages and found lists may name

@@ -24,9 +24,8 @@ from typing import Any
 from models.evaluate.detection_rows import ImageRow
 from models.evaluate.ground_truth import read_truth
 from models.evaluate.pairing import Pairing, pair
-from models.progress import printable
 from pipeline.errors import DONE, WRONG, CommandParser, InputError, run_command
-from pipeline.log_lines import console
+from pipeline.log_lines import console, say
 from pipeline.read.again import local_file, refuse_doubled
 from pipeline.results.newest import read_rows
 
@@ -43,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _view(args: argparse.Namespace) -> int:
     if args.export:
-        print(f"{_export(args, Path(args.export))} images in {printable(args.export)}")
+        say([f"{_export(args, Path(args.export))} images in {args.export}"])
     else:
         with contextlib.suppress(KeyboardInterrupt):  # this is how the page is closed
             _show(args)
@@ -68,7 +67,7 @@ def _export(args: argparse.Namespace, folder: Path) -> int:
     files = {row.uri: local_file(row.uri, args.images or "") for row in rows}
     refuse_doubled(rows)
     lacking = [uri for uri, file in files.items() if not file]
-    text = f"{len(lacking)} of {len(files)} images are not on this disk, such as {printable(next(iter(lacking), ''))}"
+    text = f"{len(lacking)} of {len(files)} images are not on this disk, such as {next(iter(lacking), '')}"
     if len(lacking) == len(files):
         raise InputError(f"{text}; copy them here and give their folder: --images FOLDER")
     if lacking:

@@ -267,7 +267,7 @@ def test_of_equal_rows_that_in_the_merged_file_stays_whatever_the_clock_was(tmp_
 
 
 @pytest.mark.parametrize("damage", ["cut off", "other columns", "a folder", "a link"])
-def test_what_is_no_whole_shard_of_this_release_is_left_alone(output, damage, tmp_path, capsys):
+def test_what_is_no_whole_shard_of_this_release_is_left_alone(output, damage, tmp_path, capsys, logged):
     (path,) = write_rows(output, [detected("f")])
     whole = Path(path).rename(tmp_path / "f")
     if damage == "a folder":

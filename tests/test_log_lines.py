@@ -26,15 +26,15 @@ def objects(text):
     ("level", "shown"),
     [
         pytest.param(
-            "warning", rf"{STAMP}Z one\n{STAMP}Z warning: two\n{STAMP}Z WARNING pipeline.x: else\nerror: three\n", id="text"
+            "warning", rf"{STAMP}Z one\n{STAMP}Z warning: t\\x1bwo\n{STAMP}Z WARNING pipeline.x: e\nerror: three\n", id="text"
         ),
         pytest.param("error", r"error: three\n", id="quiet"),
     ],
 )
-def test_lines_of_text_have_time_stamps_but_the_last_error(level, shown, capfd):
+def test_lines_of_text_have_time_stamps_but_the_last_error_and_steer_no_terminal(level, shown, capfd):
     with log_lines(log_level=level, stamped=True) as log:
         console.info("one")
-        console.warning("two")
+        console.warning("t\x1bwo")
         logging.getLogger("pipeline.x").warning("e")
         logging.getLogger("apache_beam").error("of a library")
         console.error("%s", "three")

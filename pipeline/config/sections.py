@@ -29,6 +29,7 @@ from pipeline.config.setting import (
     Device,
     Duration,
     Engine,
+    ExportFormat,
     ListOf,
     PairOf,
     Path,
@@ -218,7 +219,7 @@ class WriteConfig:
     shard_seconds: Duration = setting(
         30.0, "most seconds of rows in one file, in a stream at most 10; a job that was killed repeats at most these"
     )
-    export: ListOf[Literal["csv", "coco", "yolo", "voc", "cvat", "label-studio", "tfrecord"]] = setting(
+    export: ListOf[ExportFormat] = setting(  # type: ignore[valid-type]
         (), "at the end, export the results in these formats too, as detect-objects export does at any time"
     )
     samples: Annotated[int, Field(ge=0, le=MOST)] = setting(0, "write this many annotated images under samples/")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
@@ -41,6 +41,17 @@ ENGINES = {  # a name to the function that opens a model; a new engine is a row 
     "triton": "pipeline.detect.remote_engine:open_model",
     "tf-serving": "pipeline.detect.remote_engine:open_model",
 }
+
+EXPORT_FORMATS = {  # a name to the function that writes rows, and the names of its files; a new format is a row here and a module
+    "csv": ("pipeline.write.write_csv:write_csv", "detections.csv"),
+    "coco": ("pipeline.write.write_coco:write_coco", "coco/results.json", "coco/images.json"),
+    "yolo": ("pipeline.write.write_labels:write_yolo", "yolo.zip"),
+    "voc": ("pipeline.write.write_labels:write_voc", "voc.zip"),
+    "cvat": ("pipeline.write.write_labels:write_cvat", "cvat.xml"),
+    "label-studio": ("pipeline.write.write_label_studio:write_label_studio", "label-studio.json"),
+    "tfrecord": ("pipeline.write.write_tfrecord:write_tfrecord", "detections.tfrecord"),
+}
+ExportFormat = Literal[tuple(EXPORT_FORMATS)]  # type: ignore[valid-type]  # mypy takes no computed names
 
 
 def _engine(name: str) -> str:

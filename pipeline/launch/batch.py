@@ -18,11 +18,11 @@ from pipeline import graph
 from pipeline.config import Config
 from pipeline.detect.load_detector import detector_in_use
 from pipeline.errors import DONE, FAILED, BusyError, InputError
-from pipeline.launch.dry_run import first_images, input_lines, model_lines, say, tried
+from pipeline.launch.dry_run import first_images, input_lines, model_lines, tried
 from pipeline.launch.finalize import JobReport, clean_up, names_of_files, stopped_by_signals
 from pipeline.launch.loading import detector_loading, load_detector, model_known
 from pipeline.launch.options import CANARY_SECONDS, Job, checked_job
-from pipeline.log_lines import bind_run_id, console
+from pipeline.log_lines import bind_run_id, console, say
 from pipeline.monitoring.monitor import monitored
 from pipeline.read.done_rows import DoneRows
 from pipeline.read.list_images import check_inputs, folders_in_manifests, folders_of, list_images

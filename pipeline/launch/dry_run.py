@@ -12,26 +12,19 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from models.metadata import DetectorMetadata
-from models.progress import printable
 from pipeline.config import Config
 from pipeline.detect.detector import Detector
 from pipeline.failures import ImageError
+from pipeline.log_lines import say
 from pipeline.read.containers import images_in
 from pipeline.read.dead_letter_replay import are_letters
 from pipeline.read.fetch import fetch
 from pipeline.read.names import is_container
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, mostly_outside
-from pipeline.secrets import masked_text
 from pipeline.stats.summary import left_out_line
 
 _SHOWN = 5  # names, or objects
 _TRIED = 5  # images
-
-
-def say(lines: Iterable[str]) -> None:
-    """Prints lines in which no name can steer the terminal."""
-    for line in lines:
-        print(printable(masked_text(line)))
 
 
 def shown(names: Iterable[str]) -> Iterator[str]:

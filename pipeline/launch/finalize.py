@@ -15,7 +15,7 @@ from apache_beam.io.filesystems import FileSystems
 from pipeline import errors
 from pipeline.config import WriteConfig
 from pipeline.errors import DONE, FAILED, SIGNALS, UserError, signals_call
-from pipeline.log_lines import console, write_unlocked
+from pipeline.log_lines import console, say, write_unlocked
 from pipeline.records import row_bytes
 from pipeline.report.annotate import annotate
 from pipeline.report.page import render_report
@@ -50,7 +50,7 @@ class JobReport:
         summary = summarise(stats, facts)
         PROCESS.summary = {"run": self.run.name, **summary}
         self._write(summary, stats)
-        self._say(summary, stats.canary.line() if stats.canary else "")
+        say(self._outcome(summary, stats.canary.line() if stats.canary else ""))
         return self._judge(summary["images"], stats)
 
     def _write(self, summary: dict[str, Any], stats: JobStats) -> None:
@@ -74,32 +74,32 @@ class JobReport:
                 write_file(f"{folder}/{each}", content, self.run.folder)
         delete_files(f"{self.run.output}/{each}" for each in stale if is_newest)
 
-    def _say(self, summary: dict[str, Any], canary: str) -> None:
+    def _outcome(self, summary: dict[str, Any], canary: str) -> Iterator[str]:
         images, model = summary["images"], _named(summary["model"])
         before = f" ({summary['done_before']} of them done before)" if summary["done_before"] else ""
         submission = f" and {summary['submission_seconds']:.1f} s of submission" if "submission_seconds" in summary else ""
-        print(
+        yield (
             f"{images['read']} images read: {images['detected']} detected, {images['dead']} dead, {images['skipped']} skipped"
             f"{before}; {summary['detections']} objects; {summary['images_per_second']:.1f} images/s in "
             f"{summary['wall_seconds']:.1f} s after {summary['startup_seconds']:.1f} s of start-up{submission}"
         )
         if summary["done_before"] and images["read"] == images["skipped"]:
-            print(f"nothing is new: each image has a row of model {model} and these settings in {self.run.output}")
+            yield f"nothing is new: each image has a row of model {model} and these settings in {self.run.output}"
             return
         for reason, count in summary["dead_by_reason"].items():
-            print(f"  dead: {count} {reason}")
+            yield f"  dead: {count} {reason}"
         if kinds := summary["skipped_by_kind"]:
-            print(f"  skipped: {left_out_line(kinds)}")
+            yield f"  skipped: {left_out_line(kinds)}"
         for warning in summary.get("warnings", ()):
-            print(f"  warning: {warning}")
+            yield f"  warning: {warning}"
         if "mended" in summary:
-            print(f"  recovered {summary['mended']} of {images['read'] - images['skipped']} failed images")
+            yield f"  recovered {summary['mended']} of {images['read'] - images['skipped']} failed images"
             if "not_allowed" in summary["dead_by_reason"]:
-                print("  not allowed are images outside of the folders that --input and --allow-uri-prefix name")
+                yield "  not allowed are images outside of the folders that --input and --allow-uri-prefix name"
         if canary:
-            print(f"  {canary}")
+            yield f"  {canary}"
         files = ", ".join(names_of_files(self.write, images["detected"] > 0, images["dead"] > 0))
-        print(f"results of model {model} in {self.run.output}: {files}")
+        yield f"results of model {model} in {self.run.output}: {files}"
 
     def _judge(self, images: dict[str, int], stats: JobStats) -> int:
         lost = images["read"] - images["detected"] - images["dead"] - images["skipped"]

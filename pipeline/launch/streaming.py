@@ -17,12 +17,12 @@ from pipeline import graph
 from pipeline.config import Config
 from pipeline.detect.detector import Detector
 from pipeline.errors import DONE, ConfigError, InputError
-from pipeline.launch.dry_run import model_lines, say
+from pipeline.launch.dry_run import model_lines
 from pipeline.launch.finalize import JobReport, clean_up, finished_by_signals, stopped_by_signals
 from pipeline.launch.loading import load_detector, model_known
 from pipeline.launch.options import CANARY_SECONDS, Job, checked_job
 from pipeline.launch.runners import RUNNERS, runner_named
-from pipeline.log_lines import bind_run_id, console
+from pipeline.log_lines import bind_run_id, console, say
 from pipeline.monitoring.monitor import monitored
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import check_output

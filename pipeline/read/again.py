@@ -9,7 +9,6 @@ from functools import partial
 
 from models.evaluate.detection_rows import ImageRow, RowsError, unpacked
 from models.image_uris import archive_member, video_frame
-from models.progress import printable
 from pipeline.config.sections import ReadConfig
 from pipeline.failures import ImageError
 from pipeline.read.containers import images_in
@@ -51,9 +50,7 @@ def refuse_doubled(rows: Sequence[ImageRow]) -> None:
     """
     ((uri, times),) = Counter(row.uri for row in rows).most_common(1)
     if times > 1:
-        raise RowsError(
-            f"{printable(uri)} has several rows, as of several models or versions; export one, or compact with --keep latest"
-        )
+        raise RowsError(f"{uri} has several rows, as of several models or versions; export one, or compact with --keep latest")
 
 
 def local_file(uri: str, folder: str) -> str:

@@ -9,7 +9,7 @@ import urllib.parse
 from markupsafe import Markup
 
 from models.image_uris import archive_member, video_frame
-from models.progress import printable
+from pipeline.log_lines import printable
 from pipeline.records import path_bytes
 
 MISSING = "—"

@@ -19,9 +19,9 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from models.progress import printable
 from pipeline.config import Config
 from pipeline.failures import REASONS
+from pipeline.log_lines import printable
 from pipeline.records import DeadLetter, DetectedImage
 from pipeline.report.annotate import annotate, class_colour
 from pipeline.report.charts import Bar, bars, line_over_time

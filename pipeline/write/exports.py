@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import pkgutil
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from pipeline.config.setting import EXPORT_FORMATS
 from pipeline.results.layout import EXPORTS, check_output
 from pipeline.results.newest import ALL, Wanted, newest_rows
 from pipeline.results.run import Run
 from pipeline.results.shards import undisturbed
 from pipeline.storage.files import create, move_files
-from pipeline.write.write_coco import write_coco
-from pipeline.write.write_csv import write_csv
-from pipeline.write.write_label_studio import write_label_studio
-from pipeline.write.write_labels import write_cvat, write_voc, write_yolo
-from pipeline.write.write_tfrecord import write_tfrecord
 
 
 class Format(NamedTuple):
@@ -32,15 +29,7 @@ class Format(NamedTuple):
     write: Callable[..., Sequence[str] | None]
 
 
-FORMATS: Mapping[str, Format] = {
-    "csv": Format(("detections.csv",), write_csv),
-    "yolo": Format(("yolo.zip",), write_yolo),
-    "voc": Format(("voc.zip",), write_voc),
-    "cvat": Format(("cvat.xml",), write_cvat),
-    "label-studio": Format(("label-studio.json",), write_label_studio),
-    "tfrecord": Format(("detections.tfrecord",), write_tfrecord),
-    "coco": Format(("coco/results.json", "coco/images.json"), write_coco),
-}
+FORMATS = {name: Format(tuple(files), pkgutil.resolve_name(writer)) for name, (writer, *files) in EXPORT_FORMATS.items()}
 
 
 class Exported(NamedTuple):

@@ -120,7 +120,7 @@ def test_the_images_and_what_was_found_lie_in_the_version(model, images):
 
 
 def test_a_version_is_refused_while_its_golden_images_lack_their_rows_and_where_it_does_not_agree(
-    model, tmp_path, open_detector, capfd
+    model, tmp_path, open_detector, capfd, logged
 ):
     """At the start, and later once the rest has been copied."""
     for version in ("8", "9"):
@@ -137,7 +137,7 @@ def test_a_version_is_refused_while_its_golden_images_lack_their_rows_and_where_
     assert "version 9 is refused, version 8 stays: its agreement with its golden images is 0.000" in line
 
 
-def test_a_version_that_changes_while_it_is_loaded_is_not_taken(tmp_path, open_detector, capfd):
+def test_a_version_that_changes_while_it_is_loaded_is_not_taken(tmp_path, open_detector, capfd, logged):
     """Two looks must find it unchanged, at the start as well; the load lies between them."""
     write_version(tmp_path, 8, grows=True)
     with pytest.raises(ModelError, match="its files changed while it was loaded"):

@@ -65,7 +65,7 @@ PICTURES = [picture(seed, bright) for seed, bright in enumerate((3, 5, 0, 7, 2, 
         pytest.param(0.65, {"class_names": NAMES}, 3, id="a fixed batch"),
     ],
 )
-def test_a_yolov4_of_tensorflow_answers_for_each_image_what_it_answers_alone(tmp_path, capfd, threshold, config, batch):
+def test_a_yolov4_of_tensorflow_answers_for_each_image_what_it_answers_alone(tmp_path, capfd, threshold, config, batch, logged):
     """In a fixed batch beside copies of itself."""
     folder, size = save_yolov4(tmp_path / "yolov4", threshold, batch), batch or 1
     *_, metadata = described_signature(folder, folder, ModelConfig(path=folder, **config), SETTINGS)

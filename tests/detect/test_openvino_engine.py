@@ -110,7 +110,7 @@ def test_a_job_imports_no_tensorflow_and_a_second_one_converts_nothing(version, 
     assert found_by(without + JOB, copy)[0] == "1"
 
 
-def test_where_nothing_can_be_written_beside_the_version_the_network_goes_to_the_cache(version, cache, capfd):
+def test_where_nothing_can_be_written_beside_the_version_the_network_goes_to_the_cache(version, cache, capfd, logged):
     (version / HIDDEN).touch()  # so that no folder can be made
     load_detector(ModelConfig(path=str(version)), DetectConfig(engine="openvino")).close()
     assert len([*cache.iterdir()]) == 1

@@ -230,7 +230,7 @@ def test_no_image_is_blamed_while_the_server_fails_on_a_blank_one_too(code):
 
 
 @pytest.mark.slow
-def test_a_server_that_dies_and_starts_again_costs_no_image(capfd):
+def test_a_server_that_dies_and_starts_again_costs_no_image(capfd, logged):
     with serve() as server, detector_of(server) as detector, ThreadPoolExecutor(1) as pool:
         assert found_by(detector, [100]) == [100]
         server.stop()
@@ -242,7 +242,7 @@ def test_a_server_that_dies_and_starts_again_costs_no_image(capfd):
 
 
 @pytest.mark.slow
-def test_a_server_that_has_just_come_may_not_have_loaded_the_model_yet(capfd):
+def test_a_server_that_has_just_come_may_not_have_loaded_the_model_yet(capfd, logged):
     """Triton answers like one that does not know it; the job waits, as for a server that is away."""
     with serve() as server:
         server.stop()  # its port is known now

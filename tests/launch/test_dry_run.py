@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from pipeline import run
-from pipeline.launch.dry_run import say
+from pipeline.log_lines import say
 from tests.conftest import write_bright_image
 from tests.forked_jobs import Moment
 from tests.tiny_models import bright_box, save_model

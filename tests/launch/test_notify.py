@@ -65,7 +65,7 @@ def at_once(monkeypatch):
         pytest.param([None, None, None], 3, "ReadTimeout", id="hangs"),
     ],
 )
-def test_a_webhook_gets_three_tries_and_its_failure_is_one_warning(statuses, tries, warns, at_once, capsys):
+def test_a_webhook_gets_three_tries_and_its_failure_is_one_warning(statuses, tries, warns, at_once, capsys, logged):
     with Webhook(*statuses) as webhook:
         notify(webhook.url, {"exit_code": 0})
         assert webhook.got == [{"exit_code": 0}] * tries

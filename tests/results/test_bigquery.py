@@ -123,7 +123,7 @@ def test_killed_or_failed_at_any_job_the_next_load_adds_each_row_once(server, ou
 
 
 @pytest.mark.slow
-def test_a_file_that_bigquery_refuses_costs_no_other_file(server, output, capsys):
+def test_a_file_that_bigquery_refuses_costs_no_other_file(server, output, capsys, logged):
     write_rows(output, [detected("c")])
     (kept,) = write_rows(output, [detected("w")])
     pq.write_table(pq.read_table(kept).append_column("colour", pa.array(["red"])), kept)

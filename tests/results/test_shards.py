@@ -103,7 +103,7 @@ def test_a_reader_that_sees_a_merged_shard_and_its_sources_counts_each_row_once(
     assert len(done_keys(output, VERSION)) == 3
 
 
-def test_a_damaged_shard_costs_a_line_and_not_the_job(tmp_path, capsys):
+def test_a_damaged_shard_costs_a_line_and_not_the_job(tmp_path, capsys, logged):
     (good,) = write_rows(f"{tmp_path}", [detected("a.jpg")])
     content = Path(good).read_bytes()
     for number, damage in enumerate((b"", b"PAR1", content[:-20], content[:30] + b"\0" * 50 + content[80:])):

@@ -16,6 +16,7 @@ import pytest
 
 from pipeline.config import load_config
 from pipeline.launch.loading import load_detector
+from pipeline.log_lines import log_lines
 from pipeline.stats import metrics, progress
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
@@ -48,7 +49,7 @@ class Display(io.StringIO):
 @contextlib.contextmanager
 def displayed():
     """Shows what is counted in the block."""
-    with PROCESS.counting() as stats, progress.progress_shown(functools.partial(PROCESS.stats_of, stats)):
+    with log_lines(), PROCESS.counting() as stats, progress.progress_shown(functools.partial(PROCESS.stats_of, stats)):
         yield
 
 
@@ -78,7 +79,7 @@ def test_what_a_job_waits_for_is_shown_until_an_image_is_done_then_the_counts(mo
 
 def test_a_stream_has_lines_also_on_a_terminal(monkeypatch):
     display = Display(True, monkeypatch)
-    with progress.progress_shown(lambda: JobStats(read=7), as_bar=False):
+    with log_lines(), progress.progress_shown(lambda: JobStats(read=7), as_bar=False):
         display.wait_for(r"^ *\d+ s  0 of 7 images, 0.0 images/s, 0 failed$")
 
 
