@@ -38,7 +38,7 @@ from pipeline.config.setting import (
     Share,
     SomePath,
     Threads,
-    setting,
+    declare,
     settings_in,
 )
 from pipeline.secrets import masked_options, masked_url, without_secrets
@@ -80,24 +80,24 @@ class ModelConfig:
     Everything from `name` on overrides the model's own description.
     """
 
-    path: Path = setting(
+    path: Path = declare(
         "",
         "required: SavedModel, or a folder of versions <path>/<integer>; local or gs://. 'digits' is the bundled detector; "
         "on a model server grpc://host:port/name, with TLS grpcs://, and with commas between several servers",
     )
-    model_version: _Text | None = setting(
+    model_version: _Text | None = declare(
         None, "a version's number, or its label in <path>/labels.json such as stable; default: the newest"
     )
-    model_poll_s: Duration = setting(
+    model_poll_s: Duration = declare(
         30.0, "seconds between checks for another version, which replaces the one in use while the job runs; 0: never"
     )
-    server_wait_s: Duration = setting(
+    server_wait_s: Duration = declare(
         600.0, "longest wait for a model server that is away or busy; then the job fails, and its next run goes on"
     )
-    name: str | None = setting(None, "name of the model in every row; default: the model's own, else its folder's")
-    input_hw: PairOf[Count] | None = setting(None, "height and width of the input, as [H, W]")
-    class_names: ListOf[Path] | None = setting(None, "class names in order: a list, or a text file with one name a line")
-    description: Path | None = setting(
+    name: str | None = declare(None, "name of the model in every row; default: the model's own, else its folder's")
+    input_hw: PairOf[Count] | None = declare(None, "height and width of the input, as [H, W]")
+    class_names: ListOf[Path] | None = declare(None, "class names in order: a list, or a text file with one name a line")
+    description: Path | None = declare(
         None, "JSON or YAML file that describes a model which does not describe itself, as detector.json does"
     )
     # Keys of a description; the docstring of `DetectorMetadata` has what each of them means.
@@ -135,55 +135,55 @@ class ModelConfig:
 class DetectConfig:
     """How the detector runs. The defaults are measured; BENCHMARKS.md has the figures."""
 
-    score_threshold: Share = setting(0.25, "least confidence of a detection", rows=True)
-    iou_threshold: Share = setting(0.45, "boxes of one class that overlap more than this are one object", rows=True)
-    classes: ListOf[str] = setting((), "keep only these class names; default: all", rows=True)
-    max_detections: Count = setting(100, "most detections of one image", rows=True)
-    labels_per_box: Literal["best", "several"] = setting(
+    score_threshold: Share = declare(0.25, "least confidence of a detection", rows=True)
+    iou_threshold: Share = declare(0.45, "boxes of one class that overlap more than this are one object", rows=True)
+    classes: ListOf[str] = declare((), "keep only these class names; default: all", rows=True)
+    max_detections: Count = declare(100, "most detections of one image", rows=True)
+    labels_per_box: Literal["best", "several"] = declare(
         "best",
         "best: a box has its best class; several: each class above score_threshold makes a detection, as Darknet and Ultralytics "
         "evaluate",
         rows=True,
     )
-    min_agreement: Share = setting(
+    min_agreement: Share = declare(
         0.9, "reject a version whose detections match its golden images (assets.extra/golden) less than this; 0: no check"
     )
-    canary_share: Share = setting(
+    canary_share: Share = declare(
         0.05, "fraction of images that also go to the version labelled canary in labels.json, always the same ones; 0: none"
     )
-    engine: Engine = setting(
+    engine: Engine = declare(
         "tensorflow",
         "what runs the model: tensorflow, openvino (on CPUs, less memory), onnxruntime, tf-serving, triton (any server of the "
         "KServe v2 protocol), or package.module:function; by default an ONNX file runs in openvino on a CPU and in onnxruntime "
         "on a GPU; openvino, onnxruntime and triton need the extra of their name",
     )
-    precision: Literal["float32", "bfloat16", "float16", "int8"] = setting(
+    precision: Literal["float32", "bfloat16", "float16", "int8"] = declare(
         "float32",
         "bfloat16: about twice as fast on CPUs with avx512_bf16 or AMX; float16: with engine tensorflow, on GPUs; int8: with "
         "engine openvino, a version that detect-objects quantize wrote",
     )
-    device: Device = setting(
+    device: Device = declare(
         "auto", "auto, cpu, gpu or gpu:<number>; without a number each process takes the GPU with the fewest processes"
     )
-    gpu_memory_mb: Annotated[int, Field(ge=64, le=MOST)] | None = setting(
+    gpu_memory_mb: Annotated[int, Field(ge=64, le=MOST)] | None = declare(
         None, "limit of the GPU memory; default: grow as needed"
     )
-    batch_sizes: ListOf[Count] = setting((), "allowed batch sizes, ascending; default: 1,2,4 on CPU and up to 32 on GPU")
-    batch_timeout_ms: Duration = setting(1.0, "longest wait of an image for its batch to fill")
-    concurrent_batches: Threads | None = setting(
+    batch_sizes: ListOf[Count] = declare((), "allowed batch sizes, ascending; default: 1,2,4 on CPU and up to 32 on GPU")
+    batch_timeout_ms: Duration = declare(1.0, "longest wait of an image for its batch to fill")
+    concurrent_batches: Threads | None = declare(
         None, "batches in flight; default: one more than cores, up to 4, on CPU; 3 on GPU"
     )
-    intra_op_threads: Threads | None = setting(None, "threads inside one operation; default: cores / streams on CPU")
-    feeder_processes: Threads | None = setting(
+    intra_op_threads: Threads | None = declare(None, "threads inside one operation; default: cores / streams on CPU")
+    feeder_processes: Threads | None = declare(
         None, "processes that read, decode and fit images; default: one for each core that this process may use"
     )
-    max_megapixels: Annotated[float, Field(ge=0.01, le=MOST)] = setting(
+    max_megapixels: Annotated[float, Field(ge=0.01, le=MOST)] = declare(
         100.0, "refuse larger images by their header; for JPEG, by the size after scaled decoding"
     )
-    scaled_decode: bool = setting(
+    scaled_decode: bool = declare(
         True, "decode large JPEGs at 1/2, 1/4 or 1/8 if at least 1.5 times the model's input size remains"
     )
-    memory_mb: Count | None = setting(
+    memory_mb: Count | None = declare(
         None, "memory of a process in megabytes; images in flight shrink to fit; default: the container's limit, if it has one"
     )
 
@@ -199,9 +199,9 @@ class DetectConfig:
 class ReadConfig:
     """How images are read."""
 
-    read_threads: Threads = setting(16, "images read in parallel from storage, by all feeder processes together")
-    max_file_mb: Positive = setting(256.0, "refuse larger files before reading them")
-    fps: Annotated[float, Field(ge=0.001, le=1000.0)] = setting(
+    read_threads: Threads = declare(16, "images read in parallel from storage, by all feeder processes together")
+    max_file_mb: Positive = declare(256.0, "refuse larger files before reading them")
+    fps: Annotated[float, Field(ge=0.001, le=1000.0)] = declare(
         1.0, "frames of a video that are read for each second of it; needs the extra video"
     )
 
@@ -215,14 +215,14 @@ class ReadConfig:
 class WriteConfig:
     """The outputs besides JSON Lines, summary and report."""
 
-    view: bool = setting(True, "write each file of rows as JSON Lines, too, for people")
-    shard_seconds: Duration = setting(
+    view: bool = declare(True, "write each file of rows as JSON Lines, too, for people")
+    shard_seconds: Duration = declare(
         30.0, "most seconds of rows in one file, in a stream at most 10; a job that was killed repeats at most these"
     )
-    export: ListOf[ExportFormat] = setting(  # type: ignore[valid-type]
+    export: ListOf[ExportFormat] = declare(  # type: ignore[valid-type]
         (), "at the end, export the results in these formats too, as detect-objects export does at any time"
     )
-    samples: Annotated[int, Field(ge=0, le=MOST)] = setting(0, "write this many annotated images under samples/")
+    samples: Annotated[int, Field(ge=0, le=MOST)] = declare(0, "write this many annotated images under samples/")
 
     @property
     def window_s(self) -> float:
@@ -234,18 +234,18 @@ class WriteConfig:
 class StreamConfig:
     """The settings of streaming jobs, whose input is a Pub/Sub subscription and whose output is the topic of the detections."""
 
-    archive: Path = setting("", "folder for the rows as files, as batch jobs write them, and for summary and report")
-    dead_letter_topic: str = setting("", "topic for dead letters, which are also written to files")
-    answer_topic: str = setting("", "topic for one answer per request; default: no answers")
-    answer_deadline_s: Annotated[float, Field(ge=0.1, le=MOST)] = setting(
+    archive: Path = declare("", "folder for the rows as files, as batch jobs write them, and for summary and report")
+    dead_letter_topic: str = declare("", "topic for dead letters, which are also written to files")
+    answer_topic: str = declare("", "topic for one answer per request; default: no answers")
+    answer_deadline_s: Annotated[float, Field(ge=0.1, le=MOST)] = declare(
         60.0, "longest time to a request's answer, which then names the missing images"
     )
-    allow_uri_prefix: ListOf[Path] = setting(
+    allow_uri_prefix: ListOf[Path] = declare(
         (),
         "folders, each ending with a slash, whose images a message may name (streams; default gs://), or a dead letter, or a "
         "list that a glob names (batch; besides the inputs' folders)",
     )
-    deduplicate_s: Annotated[float, Field(ge=1.0, le=MOST)] = setting(
+    deduplicate_s: Annotated[float, Field(ge=1.0, le=MOST)] = declare(
         600.0, "seconds within which each generation of an image gets one result"
     )
 
@@ -254,56 +254,56 @@ class StreamConfig:
 class MonitoringConfig:
     """What a job shows while it runs: logs, metrics, health and a live page; none of it changes its rows."""
 
-    metrics_port: _Port | None = setting(
+    metrics_port: _Port | None = declare(
         None, "serve Prometheus metrics, /livez and /readyz on this port; 0: a free port, which is printed; default: none"
     )
-    metrics_host: str = setting("0.0.0.0", "address on which they are served")  # noqa: S104  as exporters do; no image is named
-    page_port: _Port | None = setting(
+    metrics_host: str = declare("0.0.0.0", "address on which they are served")  # noqa: S104  as exporters do; no image is named
+    page_port: _Port | None = declare(
         None, "serve a live page for this machine's browser on this port; 0: a free port, which is printed; default: none"
     )
-    stuck_after_s: Duration = setting(600.0, "end the job when work waits and nothing was done for so many seconds; 0: never")
-    log_format: Literal["text", "json"] = setting("text", "lines for a person, or one JSON object a line for Cloud Logging")
-    log_level: Literal["debug", "info", "warning", "error"] = setting(
+    stuck_after_s: Duration = declare(600.0, "end the job when work waits and nothing was done for so many seconds; 0: never")
+    log_format: Literal["text", "json"] = declare("text", "lines for a person, or one JSON object a line for Cloud Logging")
+    log_level: Literal["debug", "info", "warning", "error"] = declare(
         "warning", "least severity of log lines; error: also no progress"
     )
-    notify: _Webhook = setting("", "webhook URL that gets the summary as JSON when the job has ended")
+    notify: _Webhook = declare("", "webhook URL that gets the summary as JSON when the job has ended")
 
 
 @dataclass(frozen=True, config=_STRICT)
 class WorkerConfig:
     """The machines that Dataflow starts for `DetectObjects`; other steps run on machines without an accelerator."""
 
-    accelerator: str = setting("", "devices of a detecting worker, as Dataflow writes them: type:NAME;count:1;…")
+    accelerator: str = declare("", "devices of a detecting worker, as Dataflow writes them: type:NAME;count:1;…")
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Config:
     """One job."""
 
-    input: ListOf[_Input] = setting(
+    input: ListOf[_Input] = declare(
         (),
         "images: files, folders, globs (with **), gs://, s3://, abfs://; "
         "manifests .txt .csv .jsonl; TFRecord shards, archives, videos; "
         "{date} or {date:%Y/%m/%d}, with any strftime directives, stands for each of --dates",
     )
-    dates: _Text = setting(
+    dates: _Text = declare(
         "",
         "the days of {date}: 2026-11-20, 2026-11-01..2026-11-20, today, yesterday, or 'last 7 days', up to yesterday; "
         "a day begins in this machine's time zone, which the environment variable TZ sets",
         validate_default=True,
     )
-    output: Path = setting("", "folder for the results, local or gs://")
-    mode: Literal["batch", "streaming"] = setting("batch", "batch: files in, files out; streaming: Pub/Sub in, Pub/Sub out")
-    runner: str = setting(
+    output: Path = declare("", "folder for the results, local or gs://")
+    mode: Literal["batch", "streaming"] = declare("batch", "batch: files in, files out; streaming: Pub/Sub in, Pub/Sub out")
+    runner: str = declare(
         "DirectRunner", "DirectRunner (in this process), PrismRunner, FlinkRunner, PortableRunner, SparkRunner or DataflowRunner"
     )
-    max_dead_share: Share = setting(0.5, "exit with 1 when a larger share of the images that were tried became dead letters")
-    allow_empty: bool = setting(False, "accept an input that names no image")
-    when_busy: Literal["wait", "skip", "stop"] = setting(
+    max_dead_share: Share = declare(0.5, "exit with 1 when a larger share of the images that were tried became dead letters")
+    allow_empty: bool = declare(False, "accept an input that names no image")
+    when_busy: Literal["wait", "skip", "stop"] = declare(
         "wait", "when another run of this command is at work: wait, skip (exit code 0), or stop (3)"
     )
-    again: bool = setting(False, "detect images that are done again, too; the newest row of an image counts")
-    retry_dead: bool = setting(False, "retry failed images: the input is the output's dead letters")
+    again: bool = declare(False, "detect images that are done again, too; the newest row of an image counts")
+    retry_dead: bool = declare(False, "retry failed images: the input is the output's dead letters")
     beam_options: Mapping[str, _BeamOption] = Field(
         default_factory=dict, description="options of Beam and its runners, by their flag's name"
     )

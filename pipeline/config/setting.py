@@ -70,8 +70,8 @@ Engine = Annotated[str, AfterValidator(_engine)]
 Device = Annotated[str, AfterValidator(_device)]
 
 
-def setting(default: Any, help_text: str, *, rows: bool = False, **more: Any) -> Any:
-    """A setting.
+def declare(default: Any, help_text: str, *, rows: bool = False, **more: Any) -> Any:
+    """Declares a setting.
 
     Args:
       default: Its default.

@@ -16,6 +16,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from apache_beam.version import __version__
+
 from pipeline.beam_internals import fetch_prism
 from pipeline.errors import RunnerError
 from pipeline.failures import one_line
@@ -24,8 +26,8 @@ _START_SECONDS = 30.0
 # runs a command that ends whenever this process does: the shell's standard input, a pipe, closes then
 WITH_PARENT = 'exec 3<&0; "$@" 3<&- & child=$!; { read -r _ <&3; kill $child; } & wait $child'
 _HOW = (
-    "Prism is not here and could not be fetched; get it with `go install github.com/apache/beam/sdks/v2/go/cmd/prism@v2.77.0` "
-    "and give its path as --prism_location"
+    f"Prism is not here and could not be fetched; get it with "
+    f"`go install github.com/apache/beam/sdks/v2/go/cmd/prism@v{__version__}` and give its path as --prism_location"
 )
 
 

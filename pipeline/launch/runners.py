@@ -1,4 +1,4 @@
-"""The table of runners; no other module knows a runner by its name.
+"""The table of runners; no other module decides by the name of a runner.
 
 A new runner is one row here and one line in the table of docs/streaming.md; a test compares the two.
 """

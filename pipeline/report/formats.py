@@ -93,10 +93,10 @@ def duration(amount: object, unit_s: float = 1.0) -> str:
     return f"{hours} h {minutes:02d} min" if hours < 48 else f"{hours // 24:,} d {hours % 24} h"
 
 
-def setting(value: object) -> str:
+def yaml_value(value: object) -> str:
     """A value as in the YAML file.
 
-    >>> setting(False), setting([1, 2]), setting(0.5), setting(None), setting([])
+    >>> yaml_value(False), yaml_value([1, 2]), yaml_value(0.5), yaml_value(None), yaml_value([])
     ('false', '1, 2', '0.5', '—', '—')
     """
     if value is None or value in ("", [], {}, ()):

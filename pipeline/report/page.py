@@ -25,7 +25,7 @@ from pipeline.log_lines import printable
 from pipeline.records import DeadLetter, DetectedImage
 from pipeline.report.annotate import annotate, class_colour
 from pipeline.report.charts import Bar, bars, line_over_time
-from pipeline.report.formats import breakable, counted, duration, link, number, setting, share
+from pipeline.report.formats import breakable, counted, duration, link, number, share, yaml_value
 
 _SHOWN_CLASSES = 30
 _SHOWN_LETTERS = 20  # per reason; all of them are in dead_letters/*.jsonl
@@ -106,7 +106,7 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"breakable": breakable, "duration": duration, "number": number, "setting": setting, "share": share}
+    made.filters |= {"breakable": breakable, "duration": duration, "number": number, "share": share, "yaml_value": yaml_value}
     return made
 
 

@@ -16,6 +16,7 @@ from pipeline.errors import ConfigError
 from pipeline.launch import options
 from pipeline.launch.prism import prism_binary
 from pipeline.launch.runners import RUNNERS, runner_named
+from tests.fixtures import REPO
 from tests.launch.jobs import write_images
 
 TOPIC = "projects/p-of-test/topics/t01"
@@ -117,5 +118,6 @@ def test_a_stream_on_flink_keeps_its_checkpoints_and_restarts_without_limit():
 
 
 @pytest.mark.parametrize("runner", RUNNERS, ids=lambda runner: runner.name)
-def test_beam_knows_the_runner_of_each_row(runner):
+def test_beam_and_the_table_of_the_docs_know_the_runner_of_each_row(runner):
+    assert any(runner.name in line for line in (REPO / "docs/streaming.md").read_text().splitlines() if line.startswith("| "))
     assert type(runner.make()).__name__ == (runner.beam_name or runner.name).rpartition(".")[2]
