@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from pipeline.log_lines import log_lines
 from pipeline.stats.process import PROCESS
 from tests.bright_model import export_bright_model
 from tests.emulators import (  # noqa: F401  fixtures
@@ -94,13 +93,6 @@ def nothing_is_left():
     yield
     PROCESS.failing.clear()
     logging.getLogger().setLevel(level)
-
-
-@pytest.fixture
-def logged():
-    """The log is written as while a command runs; stands behind `capsys` or `capfd`, whose standard error it takes."""
-    with log_lines():
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from models import progress
 from pipeline.compact import main
+from pipeline.log_lines import log_lines
 from pipeline.records import row_bytes
 from pipeline.results.compact import Compacted, compact
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
@@ -267,7 +268,8 @@ def test_of_equal_rows_that_in_the_merged_file_stays_whatever_the_clock_was(tmp_
 
 
 @pytest.mark.parametrize("damage", ["cut off", "other columns", "a folder", "a link"])
-def test_what_is_no_whole_shard_of_this_release_is_left_alone(output, damage, tmp_path, capsys, logged):
+@log_lines()
+def test_what_is_no_whole_shard_of_this_release_is_left_alone(output, damage, tmp_path, capsys):
     (path,) = write_rows(output, [detected("f")])
     whole = Path(path).rename(tmp_path / "f")
     if damage == "a folder":

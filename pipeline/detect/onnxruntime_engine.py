@@ -16,7 +16,10 @@ from pipeline.detect.versions import first_line
 from pipeline.errors import ModelError
 from pipeline.limits import available_cpus, nvidia_gpus
 
-_NO_MEMORY = ("bad_alloc", "allocate memory", "out of memory", "OUT_OF_MEMORY", "ALLOC_FAILED")  # in its messages
+_NO_MEMORY = (  # in its messages
+    *("bad_alloc", "allocate memory", "out of memory", "OUT_OF_MEMORY", "ALLOC_FAILED"),
+    "is smaller than requested",  # the limit of its own arena, `gpu_memory_mb`
+)
 _TYPES = {"float": "float32", "double": "float64"}  # of ONNX, where NumPy's name is another one
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 

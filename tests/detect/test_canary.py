@@ -10,6 +10,7 @@ import pytest
 from pipeline.detect.canary import Canary
 from pipeline.detect.detector import Detector
 from pipeline.detect.engine import ModelFailed, OutOfMemory
+from pipeline.log_lines import log_lines
 from pipeline.records import EncodedImage, ImageRef, identity_hash
 from pipeline.report.annotate import annotate
 from tests.detect.versioned_models import FAST, image, label, loaded, look, version_of, write_version
@@ -34,7 +35,8 @@ def versions_of(results):
     return [(result.model_version, version_of(result)) for result in results]
 
 
-def test_the_rows_are_those_of_the_version_in_use(model, open_detector, capfd, logged):
+@log_lines()
+def test_the_rows_are_those_of_the_version_in_use(model, open_detector, capfd):
     detector = open_detector(model, "stable", CPU)
     look(detector)
     assert versions_of(detector.detect(IMAGES)) == [("7", "7")] * 12
@@ -135,7 +137,8 @@ def why_none(detector):
 
 
 @pytest.mark.slow
-def test_it_follows_its_label(model, open_detector, capfd, logged):
+@log_lines()
+def test_it_follows_its_label(model, open_detector, capfd):
     """From the start on a line says why there is none yet, and the end of the job says so again."""
     label(model, stable=7)
     detector = open_detector(model, "stable", ALL)
@@ -164,7 +167,8 @@ def test_it_follows_its_label(model, open_detector, capfd, logged):
     ]
 
 
-def test_a_canary_that_cannot_be_used_is_refused_once(model, open_detector, capfd, logged):
+@log_lines()
+def test_a_canary_that_cannot_be_used_is_refused_once(model, open_detector, capfd):
     write_version(model, 8, broken="it is no model")
     detector = open_detector(model, "stable", ALL)
     look(detector, 4)
@@ -176,7 +180,8 @@ def test_a_canary_that_cannot_be_used_is_refused_once(model, open_detector, capf
 
 
 @pytest.mark.parametrize("version", ["stable", None], ids=["labelled", "newest"])
-def test_a_canary_that_is_the_version_in_use_or_not_there_is_one_line(model, open_detector, capfd, version, logged):
+@log_lines()
+def test_a_canary_that_is_the_version_in_use_or_not_there_is_one_line(model, open_detector, capfd, version):
     """Printed again only once something has changed."""
     label(model, stable=8, canary=8)
     detector = open_detector(model, version, ALL)
@@ -191,7 +196,8 @@ def test_a_canary_that_is_the_version_in_use_or_not_there_is_one_line(model, ope
 
 
 @pytest.mark.slow
-def test_a_job_that_ends_while_its_canary_is_loaded_has_refused_none(model, open_detector, capfd, logged):
+@log_lines()
+def test_a_job_that_ends_while_its_canary_is_loaded_has_refused_none(model, open_detector, capfd):
     detector = open_detector(model, "stable", ALL)
     looking = threading.Thread(target=look, args=(detector,))
     looking.start()

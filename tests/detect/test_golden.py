@@ -14,6 +14,7 @@ from pipeline.detect.golden import GOLDEN, GoldenImage, disagreement
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.write_golden import main, write_golden
 from pipeline.errors import ModelError
+from pipeline.log_lines import log_lines
 from pipeline.records import DeadLetter, DetectedImage, Detections
 from tests.detect.versioned_models import FAST, HW, look, save_version, write_version
 
@@ -119,8 +120,9 @@ def test_the_images_and_what_was_found_lie_in_the_version(model, images):
     assert [path.name for path in (model / "8").iterdir() if path.name.startswith(".")] == []
 
 
+@log_lines()
 def test_a_version_is_refused_while_its_golden_images_lack_their_rows_and_where_it_does_not_agree(
-    model, tmp_path, open_detector, capfd, logged
+    model, tmp_path, open_detector, capfd
 ):
     """At the start, and later once the rest has been copied."""
     for version in ("8", "9"):
@@ -137,7 +139,8 @@ def test_a_version_is_refused_while_its_golden_images_lack_their_rows_and_where_
     assert "version 9 is refused, version 8 stays: its agreement with its golden images is 0.000" in line
 
 
-def test_a_version_that_changes_while_it_is_loaded_is_not_taken(tmp_path, open_detector, capfd, logged):
+@log_lines()
+def test_a_version_that_changes_while_it_is_loaded_is_not_taken(tmp_path, open_detector, capfd):
     """Two looks must find it unchanged, at the start as well; the load lies between them."""
     write_version(tmp_path, 8, grows=True)
     with pytest.raises(ModelError, match="its files changed while it was loaded"):

@@ -7,6 +7,7 @@ import tensorflow as tf
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.families import family_of
 from pipeline.detect.tensorflow_engine import described_signature
+from pipeline.log_lines import log_lines
 from tests.tiny_models import detected, png, save_model
 
 HW = (64, 64)
@@ -65,7 +66,8 @@ PICTURES = [picture(seed, bright) for seed, bright in enumerate((3, 5, 0, 7, 2, 
         pytest.param(0.65, {"class_names": NAMES}, 3, id="a fixed batch"),
     ],
 )
-def test_a_yolov4_of_tensorflow_answers_for_each_image_what_it_answers_alone(tmp_path, capfd, threshold, config, batch, logged):
+@log_lines()
+def test_a_yolov4_of_tensorflow_answers_for_each_image_what_it_answers_alone(tmp_path, capfd, threshold, config, batch):
     """In a fixed batch beside copies of itself."""
     folder, size = save_yolov4(tmp_path / "yolov4", threshold, batch), batch or 1
     *_, metadata = described_signature(folder, folder, ModelConfig(path=folder, **config), SETTINGS)

@@ -23,6 +23,7 @@ from pipeline.detect.openvino_convert import converted
 from pipeline.detect.openvino_engine import INT8
 from pipeline.detect.versions import files_of, is_watchable, locate, resolve_versions
 from pipeline.errors import ModelError
+from pipeline.log_lines import log_lines
 from pipeline.records import DetectedImage
 from pipeline.storage.files import delete_files, write_file
 from tests.conftest import REPO
@@ -109,9 +110,8 @@ def test_a_version_that_is_swapped_in_runs_as_one_that_a_job_starts_with(
 
 
 @pytest.mark.parametrize("labels", [{"stable": 8}, {"stable": 7, "canary": 8}], ids=["the next version", "the canary"])
-def test_a_version_without_an_int8_network_is_refused_where_a_job_asks_for_one(
-    tmp_path, saved, open_detector, capfd, labels, logged
-):
+@log_lines()
+def test_a_version_without_an_int8_network_is_refused_where_a_job_asks_for_one(tmp_path, saved, open_detector, capfd, labels):
     model = tmp_path / "detector"
     shutil.copytree(saved / "tensorflow" / "7", model / "7")
     add_int8(model / "7", saved / "tensorflow" / "6")
@@ -133,7 +133,8 @@ def add_int8(folder, network_of):
     shutil.copytree(network, folder / INT8)
 
 
-def test_a_version_with_a_manifest_is_used_at_the_first_look_that_finds_it_whole(model, tmp_path, open_detector, capfd, logged):
+@log_lines()
+def test_a_version_with_a_manifest_is_used_at_the_first_look_that_finds_it_whole(model, tmp_path, open_detector, capfd):
     detector = open_detector(model)
     whole = write_version(tmp_path / "whole", 8)
     write_manifest(whole)
@@ -153,7 +154,8 @@ def test_a_version_with_a_manifest_is_used_at_the_first_look_that_finds_it_whole
 
 
 @pytest.mark.parametrize("place", ["local", pytest.param("storage", marks=pytest.mark.matrix)])
-def test_a_version_is_waited_for_refused_once_taken_and_rolled_back(request, tmp_path, open_detector, capfd, place, logged):
+@log_lines()
+def test_a_version_is_waited_for_refused_once_taken_and_rolled_back(request, tmp_path, open_detector, capfd, place):
     path = f"gs://{request.getfixturevalue('gcs_bucket').name}/models/detector" if place == "storage" else f"{tmp_path}/detector"
     write_version(path, 7)
     detector = open_detector(path)
@@ -251,7 +253,8 @@ def crowded(model, open_detector, monkeypatch):
 
 
 @pytest.mark.parametrize("usable", [True, False])
-def test_where_two_versions_have_no_room_the_old_one_makes_way_and_images_wait(crowded, model, capfd, usable, logged):
+@log_lines()
+def test_where_two_versions_have_no_room_the_old_one_makes_way_and_images_wait(crowded, model, capfd, usable):
     """And if the next one cannot be used, the old one is loaded again."""
     if not usable:
         write_version(model, 8, **FAILS)
@@ -270,7 +273,8 @@ def test_where_two_versions_have_no_room_the_old_one_makes_way_and_images_wait(c
     assert results[-1].model_version == now
 
 
-def test_a_version_that_made_way_and_cannot_be_loaded_again_is_tried_at_each_look(crowded, model, tmp_path, capfd, logged):
+@log_lines()
+def test_a_version_that_made_way_and_cannot_be_loaded_again_is_tried_at_each_look(crowded, model, tmp_path, capfd):
     """The next version is refused while the files of the old one are out of reach; once they are back, images are detected."""
     write_version(model, 8, **FAILS)
     look(crowded, 1)

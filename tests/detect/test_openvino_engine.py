@@ -20,6 +20,7 @@ from pipeline.detect.openvino_convert import HIDDEN, convert, write_network
 from pipeline.detect.openvino_engine import open_network
 from pipeline.detect.versions import files_of, fingerprint, locate
 from pipeline.errors import ModelError
+from pipeline.log_lines import log_lines
 from tests.conftest import REPO
 from tests.detect.sample_rows import check_equal, rows
 from tests.fixtures import fixtures_dir
@@ -110,7 +111,8 @@ def test_a_job_imports_no_tensorflow_and_a_second_one_converts_nothing(version, 
     assert found_by(without + JOB, copy)[0] == "1"
 
 
-def test_where_nothing_can_be_written_beside_the_version_the_network_goes_to_the_cache(version, cache, capfd, logged):
+@log_lines()
+def test_where_nothing_can_be_written_beside_the_version_the_network_goes_to_the_cache(version, cache, capfd):
     (version / HIDDEN).touch()  # so that no folder can be made
     load_detector(ModelConfig(path=str(version)), DetectConfig(engine="openvino")).close()
     assert len([*cache.iterdir()]) == 1

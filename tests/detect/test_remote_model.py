@@ -18,6 +18,7 @@ from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.versions import locate
 from pipeline.errors import ModelError
+from pipeline.log_lines import log_lines
 from pipeline.records import DeadLetter
 from tests.conftest import REPO
 from tests.detect.sample_rows import SAMPLES, check_equal, rows
@@ -230,7 +231,8 @@ def test_no_image_is_blamed_while_the_server_fails_on_a_blank_one_too(code):
 
 
 @pytest.mark.slow
-def test_a_server_that_dies_and_starts_again_costs_no_image(capfd, logged):
+@log_lines()
+def test_a_server_that_dies_and_starts_again_costs_no_image(capfd):
     with serve() as server, detector_of(server) as detector, ThreadPoolExecutor(1) as pool:
         assert found_by(detector, [100]) == [100]
         server.stop()
@@ -242,7 +244,8 @@ def test_a_server_that_dies_and_starts_again_costs_no_image(capfd, logged):
 
 
 @pytest.mark.slow
-def test_a_server_that_has_just_come_may_not_have_loaded_the_model_yet(capfd, logged):
+@log_lines()
+def test_a_server_that_has_just_come_may_not_have_loaded_the_model_yet(capfd):
     """Triton answers like one that does not know it; the job waits, as for a server that is away."""
     with serve() as server:
         server.stop()  # its port is known now

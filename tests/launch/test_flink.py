@@ -9,6 +9,7 @@ import pytest
 from pipeline.errors import OutputError, RunnerError
 from pipeline.launch.finalize import failed
 from pipeline.launch.flink import FlinkJob
+from pipeline.log_lines import log_lines
 from tests.emulators import answering
 
 JAVA = """org.apache.flink.runtime.JobException: Recovery is suppressed by FixedDelayRestartBackoffTimeStrategy
@@ -111,7 +112,8 @@ def test_a_job_that_does_not_end_well_fails_with_the_reason_and_how_to_go_on(sta
     assert re.fullmatch(reason, str(raised.value))
 
 
-def test_why_a_job_restarts_is_said_once_for_each_reason(flink_of, capsys, logged):
+@log_lines()
+def test_why_a_job_restarts_is_said_once_for_each_reason(flink_of, capsys):
     flink_of(a=["RUNNING", *["RESTARTING", "RUNNING"] * 3, "FINISHED"]).job().wait_until_finish()
     assert capsys.readouterr().err.count("the job restarts: google.api_core.exceptions.NotFound: 404") == 1
 
@@ -122,7 +124,8 @@ def stop(flink: Flink) -> None:
     job.wait_until_finish()
 
 
-def test_a_job_that_is_stopped_says_where_its_savepoint_is(flink_of, capsys, logged):
+@log_lines()
+def test_a_job_that_is_stopped_says_where_its_savepoint_is(flink_of, capsys):
     """Its user starts the next job from there."""
     flink = flink_of(a=["RUNNING"])
     stop(flink)

@@ -10,6 +10,7 @@ import pytest
 from pipeline import run
 from pipeline.launch import notify as notifying
 from pipeline.launch.notify import notify
+from pipeline.log_lines import log_lines
 from tests.forked_jobs import Moment, run_forked
 from tests.launch.jobs import write_images
 
@@ -65,7 +66,8 @@ def at_once(monkeypatch):
         pytest.param([None, None, None], 3, "ReadTimeout", id="hangs"),
     ],
 )
-def test_a_webhook_gets_three_tries_and_its_failure_is_one_warning(statuses, tries, warns, at_once, capsys, logged):
+@log_lines()
+def test_a_webhook_gets_three_tries_and_its_failure_is_one_warning(statuses, tries, warns, at_once, capsys):
     with Webhook(*statuses) as webhook:
         notify(webhook.url, {"exit_code": 0})
         assert webhook.got == [{"exit_code": 0}] * tries

@@ -6,6 +6,7 @@ import os
 import pyarrow as pa
 import pytest
 
+from pipeline.log_lines import log_lines
 from pipeline.read.dead_letter_replay import DeadLetterReplay, are_letters
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from pipeline.results.compact import compact
@@ -91,7 +92,8 @@ def test_a_letter_of_a_stranger_opens_no_file_of_his_choice(tmp_path):
         pytest.param(dead_letters_table([letter("a.png", extra="[" * 100_000)], VERSION, "r", 1.0), id="deep extra"),
     ],
 )
-def test_what_is_no_dead_letter_ends_its_shard_with_one_line(tmp_path, table, capsys, logged):
+@log_lines()
+def test_what_is_no_dead_letter_ends_its_shard_with_one_line(tmp_path, table, capsys):
     write_shard(f"{tmp_path}", DEAD_LETTERS, table, "0a1b")
     write_rows(f"{tmp_path}", letters=[letter("in/a.png")], run="0a1c")
     assert [ref.uri for ref in replay_of("in").refs_in_results(f"{tmp_path}")] == ["in/a.png"]

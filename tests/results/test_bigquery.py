@@ -10,6 +10,7 @@ import pytest
 
 from models import progress
 from pipeline.load_bigquery import main
+from pipeline.log_lines import log_lines
 from pipeline.records import DeadLetter, ImageRef
 from pipeline.results import bigquery_loader
 from pipeline.results.compact import compact
@@ -123,7 +124,8 @@ def test_killed_or_failed_at_any_job_the_next_load_adds_each_row_once(server, ou
 
 
 @pytest.mark.slow
-def test_a_file_that_bigquery_refuses_costs_no_other_file(server, output, capsys, logged):
+@log_lines()
+def test_a_file_that_bigquery_refuses_costs_no_other_file(server, output, capsys):
     write_rows(output, [detected("c")])
     (kept,) = write_rows(output, [detected("w")])
     pq.write_table(pq.read_table(kept).append_column("colour", pa.array(["red"])), kept)

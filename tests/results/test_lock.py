@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from pipeline.errors import BusyError
+from pipeline.log_lines import log_lines
 from pipeline.results import lock
 from pipeline.results.lock import locked
 from tests.processes import wait_until
@@ -15,7 +16,8 @@ from tests.processes import wait_until
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["local", "gs"])
-def test_one_holds_a_lock_and_others_are_told_who_or_wait(place, request, tmp_path, capsys, monkeypatch, logged):
+@log_lines()
+def test_one_holds_a_lock_and_others_are_told_who_or_wait(place, request, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(lock, "_POLL_SECONDS", 0.1)
     output = f"{tmp_path}/out" if place == "local" else f"gs://{request.getfixturevalue('strict_gcs_bucket').name}/out"
     with locked(output, "a", what="run 0a1b"), locked(output, "b"):  # another command

@@ -11,6 +11,7 @@ import pytest
 import requests
 
 from pipeline.errors import OutputError
+from pipeline.log_lines import log_lines
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, dead_letter_row, detection_row, row_bytes
 from pipeline.results.completion import row_keys
 from pipeline.results.rows import dead_letters_table, detections_table
@@ -103,7 +104,8 @@ def test_a_reader_that_sees_a_merged_shard_and_its_sources_counts_each_row_once(
     assert len(done_keys(output, VERSION)) == 3
 
 
-def test_a_damaged_shard_costs_a_line_and_not_the_job(tmp_path, capsys, logged):
+@log_lines()
+def test_a_damaged_shard_costs_a_line_and_not_the_job(tmp_path, capsys):
     (good,) = write_rows(f"{tmp_path}", [detected("a.jpg")])
     content = Path(good).read_bytes()
     for number, damage in enumerate((b"", b"PAR1", content[:-20], content[:30] + b"\0" * 50 + content[80:])):
