@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline.config import DetectConfig, ModelConfig
@@ -37,17 +39,10 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     check_installed("onnxruntime", "onnxruntime", " (on a GPU: onnxruntime-gpu)")
     if detect.precision != "float32":
         raise ModelError("engine onnxruntime: expected no --precision; an ONNX file has a precision of its own")
-    session = _session(file, folder, detect)
+    open_session = _opener(folder, file, detect)
+    session = open_session()
     names = [one.name for one in session.get_outputs()]
-
-    def run(feed: Arrays) -> Arrays:
-        try:
-            return dict(zip(names, session.run(names, dict(feed)), strict=True))
-        except Exception as err:  # its classes have no base of their own
-            if any(words in str(err) for words in _NO_MEMORY):
-                raise OutOfMemory(first_line(err)) from err
-            raise ModelFailed(first_line(err)) from err
-
+    run = _Sessions(open_session, session, names).run
     inputs, outputs = ({one.name: _tensor(one) for one in ones} for ones in (session.get_inputs(), session.get_outputs()))
     signature = channels_last(Signature(inputs, outputs, run))
     metadata = describe_onnx(signature, local, folder, model, detect, properties=session.get_modelmeta().custom_metadata_map)
@@ -57,7 +52,34 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     return OpenedModel(engine, metadata)
 
 
-def _session(file: str, folder: str, detect: DetectConfig) -> Any:
+class _Sessions:
+    """A session, and another one in its place after a batch for which memory did not suffice.
+
+    The arena of the first keeps what the batch has taken, and then has no memory for a smaller one either.
+    """
+
+    def __init__(self, open_session: Callable[[], Any], session: Any, names: Sequence[str]):
+        self._open, self._session, self._names = open_session, session, names
+        self._lock = threading.Lock()
+
+    def run(self, feed: Arrays) -> Arrays:
+        session = None
+        try:
+            with self._lock:
+                session = self._session = self._session or self._open()
+            return dict(zip(self._names, session.run(self._names, dict(feed)), strict=True))
+        except Exception as err:  # its classes have no base of their own
+            if not any(words in str(err) for words in _NO_MEMORY):
+                raise ModelFailed(first_line(err)) from err
+            with self._lock:
+                if self._session is session:
+                    self._session = None
+            session = None  # else the traceback would keep it, and its memory
+            raise OutOfMemory(first_line(err)) from err.with_traceback(None)
+
+
+def _opener(folder: str, file: str, detect: DetectConfig) -> Callable[[], Any]:
+    """Opens sessions of a file with the same settings, on the same GPU."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -69,16 +91,20 @@ def _session(file: str, folder: str, detect: DetectConfig) -> Any:
     if providers != [_CPU]:
         with contextlib.redirect_stdout(sys.stderr):
             onnxruntime.preload_dlls()  # CUDA's libraries that pip has installed
-    try:  # without its own way back to the CPU, which it takes after any error of CUDA, also when memory does not suffice
-        session = onnxruntime.InferenceSession(file, options, providers=providers, enable_fallback=0)
-    except Exception as err:
-        raise ModelError(f"model {folder}: ONNX Runtime cannot load it: {first_line(err)}") from err
-    if detect.device.startswith("gpu") and _CUDA not in session.get_providers():
-        raise ModelError(
-            f"device {detect.device}: ONNX Runtime has {', '.join(available)}, this process may use {nvidia_gpus()} GPUs; "
-            "install onnxruntime-gpu[cuda,cudnn], or use --device cpu"
-        )
-    return session
+
+    def open_session() -> Any:
+        try:  # without its own way back to the CPU, which it takes after any error of CUDA, also when memory does not suffice
+            session = onnxruntime.InferenceSession(file, options, providers=providers, enable_fallback=0)
+        except Exception as err:
+            raise ModelError(f"model {folder}: ONNX Runtime cannot load it: {first_line(err)}") from err
+        if detect.device.startswith("gpu") and _CUDA not in session.get_providers():
+            raise ModelError(
+                f"device {detect.device}: ONNX Runtime has {', '.join(available)}, this process may use {nvidia_gpus()} GPUs; "
+                "install onnxruntime-gpu[cuda,cudnn], or use --device cpu"
+            )
+        return session
+
+    return open_session
 
 
 def _providers(available: list[str], detect: DetectConfig) -> list[Any]:
