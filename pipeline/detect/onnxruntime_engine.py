@@ -21,6 +21,7 @@ from pipeline.limits import available_cpus, nvidia_gpus
 _NO_MEMORY = (  # in its messages
     *("bad_alloc", "allocate memory", "out of memory", "OUT_OF_MEMORY", "ALLOC_FAILED"),
     "is smaller than requested",  # the limit of its own arena, `gpu_memory_mb`
+    *("resource allocation failed", "cublasCreate(", "cudnnCreate("),  # of a handle of CUDA's libraries
 )
 _TYPES = {"float": "float32", "double": "float64"}  # of ONNX, where NumPy's name is another one
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -69,7 +70,7 @@ class _Sessions:
                 session = self._session = self._session or self._open()
             return dict(zip(self._names, session.run(self._names, dict(feed)), strict=True))
         except Exception as err:  # its classes have no base of their own
-            if not any(words in str(err) for words in _NO_MEMORY):
+            if not any(words in f"{err} {err.__cause__}" for words in _NO_MEMORY):
                 raise ModelFailed(first_line(err)) from err
             with self._lock:
                 if self._session is session:
