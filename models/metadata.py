@@ -1,7 +1,7 @@
 """The description of a detector: a small JSON file inside its SavedModel, `assets.extra/detector.json`.
 
 Code that runs the model reads input size, resize rule, value range, box format and class names from this file, never from a flag.
-Foreign models have no such file; a job's config describes them by the same record.
+Models from elsewhere have no such file; a job's config describes them by the same record.
 """
 
 from __future__ import annotations

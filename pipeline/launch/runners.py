@@ -76,19 +76,18 @@ class Runner:
         return create_runner(self.beam_name or self.name)
 
 
-_BY_CHECKPOINT = "at the checkpoint after the one that ends its bundle"
+_IN_PROCESS = "when its results are published and its rows are durable"
+_BY_CHECKPOINT = "one checkpoint after the one that covers it"
 
 RUNNERS = (
     # Beam itself would choose Prism if it finds it, and for streams a runner that acknowledges messages before it processes
     # them. Its in-memory runner is faster (BENCHMARKS.md).
-    Runner(
-        "DirectRunner", "when its answers are published", in_process=True, beam_name="pipeline.launch.in_memory.InMemoryRunner"
-    ),
+    Runner("DirectRunner", _IN_PROCESS, in_process=True, beam_name="pipeline.launch.in_memory.InMemoryRunner"),
     Runner(
         "PrismRunner",
-        "when its answers are published",
+        _IN_PROCESS,
         in_process=True,
-        stream_experiments=("prism_disable_sdf_split",),  # a puller cannot be split
+        stream_experiments=("prism_disable_sdf_split",),  # a poller cannot be split
         check=prism.prism_binary,
         served=prism.running_prism,
     ),

@@ -2,7 +2,7 @@
 
 The runner calls the finalizer when it has committed everything that is fused with this step. Local runners fuse it with
 `PublishResults`, as long as no shuffle, flatten or side input stands between. Then a message is acknowledged only after its
-answers are published, whenever the process dies. `pipeline.stream.run` draws this; `pipeline.stream.delayed_acks` is for runners
+results are published, whenever the process dies. `pipeline.stream.run` draws this; `pipeline.stream.delayed_acks` is for runners
 that finalize earlier.
 """
 

@@ -233,13 +233,13 @@ def test_a_request_whose_images_others_are_at_is_answered_also_when_the_job_is_k
             ask("second", both, second)
             if published(second, timeout_s=5):
                 break
-            storage.mend()
+            storage.recover()
             wait_until(lambda uri=both: published(uri, timeout_s=1), job.output)
         ask("third", third)
         wait_until(lambda: published(third, timeout_s=1), job.output)
         assert job.signal(signal.SIGKILL) == -signal.SIGKILL
         assert both not in done
-        storage.mend()
+        storage.recover()
         job.start()
         wait_for_answers(job, {f"{name} {attempt}" for name in ("first", "second", "third")})
         assert job.signal(signal.SIGTERM) == 0, job.output()
@@ -262,7 +262,7 @@ def test_a_stream_that_is_stopped_while_its_store_is_away_skips_what_it_cannot_r
         assert job.signal(signal.SIGTERM) == 0, job.output()
         images = json.loads((job.archive / "summary.json").read_text())["images"]
         assert images["read"] == images["skipped"] > 0
-        storage.mend()
+        storage.recover()
         job.start()
         wait_for_answers(job, {"first", "second"})
         assert sorted(message.attributes["image_uri"] for message in job.take(job.detections, 2)) == uris
@@ -299,7 +299,7 @@ def test_a_dry_run_reads_no_message(pubsub_emulator, bright_model, capsys):
     pubsub_emulator.publisher().publish(images, b"an image").result()
     places = ["--input", subscription, "--output", output]
     assert run.main(["--config", CONFIG, *places, "--model", bright_model, "--dry-run"]) == 0
-    assert "a message is acknowledged when its answers are published" in capsys.readouterr().out
+    assert "a message is acknowledged when its results are published and its rows are durable" in capsys.readouterr().out
     assert len(pubsub_emulator.take(subscription, 1)) == 1
 
 
