@@ -5,7 +5,7 @@
 `results.compact` decides which of several rows of an image stays. It holds the lock of compactions alone: jobs and streams may
 write meanwhile.
 
-Exit code 0: done, or nothing to do; 1: failed; 2: a wrong command or place; 3: another compaction is at work; 130: stopped.
+Exit code 0: done, or nothing to do; 1: failed; 2: a wrong command or place; 3: another compaction is running; 130: stopped.
 """
 
 from __future__ import annotations

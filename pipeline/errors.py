@@ -64,7 +64,7 @@ class RunnerError(UserError):
 
 
 class BusyError(UserError):
-    """Another run works at the same images for the same results folder."""
+    """Another run is processing the same images for the same results folder."""
 
     exit_code = BUSY
 

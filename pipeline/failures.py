@@ -26,7 +26,7 @@ REASONS: dict[str, dict[str, str]] = {
         "not_a_file": "a folder, a device, a pipe",
         "storage_unavailable": "storage, or what gives the credentials for it, did not answer for a minute; try again later",
         "unreadable": "storage fails in another way; the message says how",
-        "not_allowed": "a list that a glob names asks for it; it lies neither in an input's folder nor under `allow_uri_prefix`",
+        "not_allowed": "a manifest found by a glob names it, outside of the inputs' folders and of `allow_uri_prefix`",
         "no_image": "a `tf.Example` without bytes as its `image/encoded`, or a video file without video",
         "no_example": "a record of a TFRecord file that is no `tf.Example`",
         "bad_checksum": "a record of a TFRecord file that is not as it was written",

@@ -33,7 +33,7 @@ from pipeline.errors import CommandParser, FullError, InputError, OutputError, r
 from pipeline.failures import ImageError
 from pipeline.feed.decode import decode_image
 from pipeline.log_lines import console, say
-from pipeline.read.again import Read, reads, refuse_doubled
+from pipeline.read.again import Read, reads, refuse_duplicates
 from pipeline.records import DetectedImage, Detections, ImageRef, identity_hash
 from pipeline.report.annotate import annotate, marked_jpeg
 from pipeline.results.layout import MADE_BY
@@ -124,7 +124,7 @@ def _wanted(args: argparse.Namespace, rows: Sequence[ImageRow]) -> list[ImageRow
     """The rows whose images are needed."""
     if not all(row.uri for row in rows):
         raise InputError(f"{args.detections} has no names of images, only ids: COCO results need images.json in the same folder")
-    refuse_doubled(rows)
+    refuse_duplicates(rows)
     known = {_label(row, place) for row in rows for place in range(len(row.scores))} if args.classes else set()
     if unknown := {*(args.classes or ())} - known:
         raise InputError(f"no object has the class {min(unknown)!r}; classes are {', '.join(sorted(known)[:20]) or 'none'}")

@@ -1,7 +1,8 @@
 """`python -m pipeline.run`: parses the command line, checks the config, launches the job.
 
-Exit code 0: done; 1: the job failed, or too many of its images did; 2: a wrong command; 3: another run of the same command works;
-130: stopped by Ctrl-C or SIGTERM.
+Exit code 0: done, also with some dead letters; 1: the job failed, or more than `--max-dead-share` of its images did; 2: a wrong
+command, config, model or place; 3: another run is processing the same images, with `--when-busy stop` at once, with `wait` after
+an hour; 130: stopped by Ctrl-C or SIGTERM before a batch job was done.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ what most people use:
   --dates DAYS               fills {date} in the input: 2026-11-20, yesterday, 'last 7 days'
   --again                    detect images that are done again, too
   --retry-dead               detect in the images that failed
-  --when-busy skip           where another run of this command is at work: wait (default), skip or stop
+  --when-busy skip           if another run is processing the same images: wait (default), skip or stop
   --score-threshold 0.25     least confidence; --iou-threshold 0.45 for boxes that are one object
   --classes NAME ...         keep only these classes
   --export FORMAT ...        write the results as csv, coco, yolo or in another format, too
   --samples N                write N annotated images
   --precision bfloat16       faster on some CPUs, float16 on GPUs; --device cpu, gpu or gpu:0
-  --allow-uri-prefix URI     folders whose images messages and found lists may name
+  --allow-uri-prefix URI     folders whose images may be named by messages and by manifests found by a glob
 
   python -m pipeline.run --input 'photos/**/*.jpg' --output out/ --model models/yolov4 --dry-run
   python -m pipeline.run --config configs/batch_gcs_direct.yaml --input 'gs://bucket/2026/**' --output gs://bucket/detections \\
@@ -48,7 +49,7 @@ what most people use:
 Each flag is a key of the config file, too; flags win. Lists take commas or several values; file names may hold commas, so
 --input takes several values only. Other flags go to Apache Beam, e.g. --region europe-west1; unknown flags are rejected.
 exit code: 0 done, also with some dead letters; 1 the job failed, or more than max_dead_share of its images; 2 wrong command,
-config, model or place; 3 another run of this command is at work; 130 stopped by Ctrl-C or SIGTERM before a batch job was done.
+config, model or place; 3 another run is processing the same images; 130 stopped by Ctrl-C or SIGTERM before a batch job was done.
 Rows that a job has written stay; the same command does the rest.
 """
 

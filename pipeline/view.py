@@ -26,7 +26,7 @@ from models.evaluate.ground_truth import read_truth
 from models.evaluate.pairing import Pairing, pair
 from pipeline.errors import DONE, WRONG, CommandParser, InputError, run_command
 from pipeline.log_lines import console, say
-from pipeline.read.again import local_file, refuse_doubled
+from pipeline.read.again import local_file, refuse_duplicates
 from pipeline.results.newest import read_rows
 
 _NO_MONGODB = "FiftyOne finds no MongoDB: FIFTYONE_DATABASE_URI names one, or write with --export what FiftyOne imports elsewhere"
@@ -65,7 +65,7 @@ def _export(args: argparse.Namespace, folder: Path) -> int:
     """Writes `detections.json` and, if there are labels, `ground_truth.json`; returns the number of images."""
     rows = read_rows(args.detections)
     files = {row.uri: local_file(row.uri, args.images or "") for row in rows}
-    refuse_doubled(rows)
+    refuse_duplicates(rows)
     lacking = [uri for uri, file in files.items() if not file]
     text = f"{len(lacking)} of {len(files)} images are not on this disk, such as {next(iter(lacking), '')}"
     if len(lacking) == len(files):

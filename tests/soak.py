@@ -203,7 +203,7 @@ class Soak:
         self._services[name].cut()
         until = time.monotonic() + _OUTAGE_S / self._scale
         self._until(lambda: not self._is_ready() and time.monotonic() >= until)
-        self._services[name].mend()
+        self._services[name].recover()
         self._until_answered()
         self._until(self._is_ready)
         self.counts[f"outages of {name}"] += 1
@@ -231,7 +231,7 @@ class Soak:
             "requests": len(feed.requests),
             **self.counts,
             "lost_images": sorted((feed.images - feed.damaged - with_row) | (feed.damaged - with_letter)),
-            "doubled_rows": sorted(row for row, number in (rows + dead).items() if number > 1),
+            "duplicate_rows": sorted(row for row, number in (rows + dead).items() if number > 1),
             "lost_answers": sorted(feed.requests - self._answered),
             "incomplete_answers": sorted(self._incomplete),
             "exit_codes": codes,
@@ -260,7 +260,7 @@ class Soak:
 
 def faults(figures: Mapping[str, Any]) -> list[str]:
     """What is not as it should be, but for growth."""
-    empty = ("lost_images", "doubled_rows", "lost_answers", "incomplete_answers")
+    empty = ("lost_images", "duplicate_rows", "lost_answers", "incomplete_answers")
     wrong = [f"{name}: {figures[name]}" for name in empty if figures[name]]
     return wrong + [f"{name} ended with {code}" for name, code in figures["exit_codes"].items() if code]
 
@@ -281,7 +281,7 @@ def _new_bucket(storage: str) -> Any:
 
 
 def main() -> int:
-    """Runs the soak; returns 0 if nothing was lost, doubled or grew."""
+    """Runs the soak; returns 0 if nothing was lost, duplicated or grew."""
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--minutes", type=float, default=60.0)
     flags.add_argument("--hours", type=int, default=24, help="simulated in these minutes (default: %(default)s)")
@@ -299,7 +299,7 @@ def main() -> int:
     print(json.dumps(figures, indent=2))
     (BENCH / "soak.json").write_text(json.dumps(figures, indent=2))
     wrong = [*faults(figures), *growth(figures)]
-    print(*(wrong or ["nothing lost, nothing doubled, flat"]), sep="\n")
+    print(*(wrong or ["nothing lost, no duplicates, flat"]), sep="\n")
     return int(bool(wrong))
 
 

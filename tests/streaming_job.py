@@ -155,7 +155,7 @@ class InlineImages:
 
 
 class CuttableProxy:
-    """A TCP proxy of `host:port` whose connections can be cut, and that refuses new ones until mended.
+    """A TCP proxy of `host:port` whose connections can be cut, and that refuses new ones until it recovers.
 
     Answers come `answers_late_s` later, as from far away; requests go through at once.
     """
@@ -173,7 +173,7 @@ class CuttableProxy:
         """Ends all connections, and refuses new ones."""
         asyncio.run_coroutine_threadsafe(self._end_connections(), self._loop).result()
 
-    def mend(self) -> None:
+    def recover(self) -> None:
         """Lets connections through again."""
         self._cut = False
 

@@ -19,7 +19,7 @@ HW = (32, 64)
 
 
 @pytest.fixture(scope="module")
-def foreign_model(tmp_path_factory):
+def other_model(tmp_path_factory):
     """A detector with the outputs of the TF Object Detection API, without metadata."""
 
     def predict(images):
@@ -33,7 +33,7 @@ def foreign_model(tmp_path_factory):
             "num_detections": ones[:, 0],
         }
 
-    return save_model(tmp_path_factory.mktemp("foreign") / "api", predict, tf.TensorSpec((None, *HW, 3), tf.uint8, "images"))
+    return save_model(tmp_path_factory.mktemp("other") / "api", predict, tf.TensorSpec((None, *HW, 3), tf.uint8, "images"))
 
 
 @pytest.fixture
@@ -45,11 +45,11 @@ def photo(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_saved_model_becomes_one_that_describes_itself(foreign_model, photo, tmp_path, capfd):
+def test_a_saved_model_becomes_one_that_describes_itself(other_model, photo, tmp_path, capfd):
     """With its class names, and with the picture as a golden image."""
     (tmp_path / "m.names").write_text("lamp\n", encoding="utf-8")
     out = tmp_path / "lamps" / "1"
-    assert main([foreign_model, "--names", f"{tmp_path}/m.names", "--image", photo, "--output", str(out)]) == 0
+    assert main([other_model, "--names", f"{tmp_path}/m.names", "--image", photo, "--output", str(out)]) == 0
     what = "api, TF Object Detection API, input 32x64 (stretch), 1 class name, suppression by the model"
     assert capfd.readouterr().out.splitlines()[-1] == f"{out}: {what}; 1 object in {photo}"
     metadata = read_metadata(str(out))
@@ -62,17 +62,17 @@ def test_a_saved_model_becomes_one_that_describes_itself(foreign_model, photo, t
 
 
 @pytest.mark.slow
-def test_without_a_picture_of_an_object_there_is_no_golden_image(foreign_model, tmp_path, capfd):
+def test_without_a_picture_of_an_object_there_is_no_golden_image(other_model, tmp_path, capfd):
     """But a warning, if there is a picture; one that cannot be read leaves nothing."""
     blank, broken = tmp_path / "blank.png", tmp_path / "photo.jpg"
     Image.new("RGB", (64, 32)).save(blank)
     broken.write_bytes(b"no photo")
-    assert main([foreign_model, "--output", str(tmp_path / "1")]) == 0
+    assert main([other_model, "--output", str(tmp_path / "1")]) == 0
     assert "no class names (give --names), suppression by the model; runs on a sample picture; " in capfd.readouterr().out
     assert read_metadata(str(tmp_path / "1")) and not (tmp_path / "1/assets.extra/golden").exists()
-    assert main([foreign_model, "--image", str(blank), "--output", str(tmp_path / "2")]) == 0
+    assert main([other_model, "--image", str(blank), "--output", str(tmp_path / "2")]) == 0
     assert f"; warning: no object in {blank}" in capfd.readouterr().out
-    assert main([foreign_model, "--image", str(broken), "--output", str(tmp_path / "m" / "3")]) == 2
+    assert main([other_model, "--image", str(broken), "--output", str(tmp_path / "m" / "3")]) == 2
     assert "photo.jpg" in capfd.readouterr().err.splitlines()[-1] and not (tmp_path / "m").exists()
 
 

@@ -86,13 +86,13 @@ def test_the_sdist_that_beam_stages_gives_the_same_wheel(checkout, wheel, tmp_pa
 
 @pytest.mark.parametrize("config", ["configs/batch_gcs_direct.yaml", "batch_gcs_direct"])
 def test_an_installed_copy_finds_configs_and_bundled_model(installed, tmp_path, config):
-    """From a foreign folder; nothing is written where the package is."""
+    """From another folder; nothing is written where the package is."""
     write_bright_image(tmp_path / "in" / "a.png", (64, 48), (10, 12, 30, 36))
     before = files_in(installed)
     args = ["--config", config, "--input", "in", "--output", "out", "--model", "digits", "--dry-run"]
     done = run_installed(installed, tmp_path, "detect-objects", *args, XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    assert "digits 1, 320x320 letterbox, 10 classes" in done.stdout and "input    1 images" in done.stdout
+    assert "digits 1, 320x320 letterbox, 10 classes" in done.stdout and "input    1 image" in done.stdout
     assert files_in(installed) == before
 
 

@@ -240,7 +240,7 @@ def test_only_pictures_of_this_command_are_replaced_and_not_the_photos(photo, ca
         pytest.param("rows.jsonl", ["--crops", "cut", "--class", "cta"], "class 'cta'; classes are cat", id="class"),
         pytest.param("rows.jsonl", ["--crops", "rows.jsonl/cut"], "expected a folder that can be written", id="below a file"),
         pytest.param("coco.json", ["--crops", "cut"], "COCO results need images.json", id="rows without names of images"),
-        pytest.param("doubled.jsonl", ["--crops", "cut"], "has several rows", id="several rows of an image"),
+        pytest.param("duplicates.jsonl", ["--crops", "cut"], "has several rows", id="several rows of an image"),
         pytest.param("rows.jsonl", ["--crops", "cut", "--margin", "-1"], "--margin: invalid number from 0 on", id="below 0"),
         pytest.param("rows.jsonl", ["--crops", "cut", "--margin", "nan"], "--margin: invalid number from 0 on", id="nan"),
     ],
@@ -249,7 +249,7 @@ def test_a_wrong_command_is_one_line(photo, monkeypatch, capsys, path, flags, sa
     folder, _, rows = photo
     monkeypatch.chdir(folder)
     (folder / "coco.json").write_text(json.dumps([{"image_id": 1, "category_id": 1, "bbox": [0, 0, 9, 9], "score": 0.5}]))
-    (folder / "doubled.jsonl").write_text(rows.read_text() * 2)
+    (folder / "duplicates.jsonl").write_text(rows.read_text() * 2)
     assert made(path, *flags) == 2
     err = capsys.readouterr().err
     assert said in err and err.startswith("error: ") and err.count("\n") == 1

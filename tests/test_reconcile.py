@@ -92,7 +92,7 @@ def test_what_a_job_did_is_complete_and_what_came_afterwards_is_missing(folder, 
     for name, uri in (("missing", "in/d.png"), ("stale", "in/a.png")):
         (row,) = map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines())
         assert row["uri"] == f"{folder}/{uri}" and re.fullmatch(r"\d+-\d+", row["generation"])
-    assert run.main(["--input", "missing.jsonl", "--output", "mended", "--model", bright_model]) == 0
+    assert run.main(["--input", "missing.jsonl", "--output", "recovered", "--model", bright_model]) == 0
 
 
 @pytest.mark.parametrize(

@@ -168,12 +168,16 @@ class DetectConfig:
     gpu_memory_mb: Annotated[int, Field(ge=64, le=MOST)] | None = declare(
         None, "limit of the GPU memory; default: grow as needed"
     )
-    batch_sizes: ListOf[Count] = declare((), "allowed batch sizes, ascending; default: 1,2,4 on CPU and up to 32 on GPU")
+    batch_sizes: ListOf[Count] = declare(
+        (), "allowed batch sizes, ascending; default: 1,2,4 on CPU, up to 32 on GPU, 1,2,4,8 with a model server"
+    )
     batch_timeout_ms: Duration = declare(1.0, "longest wait of an image for its batch to fill")
     concurrent_batches: Threads | None = declare(
         None, "batches in flight; default: one more than cores, up to 4, on CPU; 3 on GPU"
     )
-    intra_op_threads: Threads | None = declare(None, "threads inside one operation; default: cores / streams on CPU")
+    intra_op_threads: Threads | None = declare(
+        None, "threads inside one operation; default on CPU: cores divided by concurrent batches"
+    )
     feeder_processes: Threads | None = declare(
         None, "processes that read, decode and fit images; default: one for each core that this process may use"
     )
@@ -217,7 +221,7 @@ class WriteConfig:
 
     view: bool = declare(True, "write each file of rows as JSON Lines, too, for people")
     shard_seconds: Duration = declare(
-        30.0, "most seconds of rows in one file, in a stream at most 10; a job that was killed repeats at most these"
+        30.0, "most seconds of rows in one file, in a stream at most 10; a killed job of one process repeats at most these"
     )
     export: ListOf[ExportFormat] = declare(  # type: ignore[valid-type]
         (), "at the end, export the results in these formats too, as detect-objects export does at any time"
@@ -242,8 +246,8 @@ class StreamConfig:
     )
     allow_uri_prefix: ListOf[Path] = declare(
         (),
-        "folders, each ending with a slash, whose images a message may name (streams; default gs://), or a dead letter, or a "
-        "list that a glob names (batch; besides the inputs' folders)",
+        "folders, each ending with a slash. Streams: the only folders whose images a message may name (default gs://). Batch: "
+        "further folders for images named by dead letters and by manifests that a glob found",
     )
     deduplicate_s: Annotated[float, Field(ge=1.0, le=MOST)] = declare(
         600.0, "seconds within which each generation of an image gets one result"
@@ -300,7 +304,7 @@ class Config:
     max_dead_share: Share = declare(0.5, "exit with 1 when a larger share of the images that were tried became dead letters")
     allow_empty: bool = declare(False, "accept an input that names no image")
     when_busy: Literal["wait", "skip", "stop"] = declare(
-        "wait", "when another run of this command is at work: wait, skip (exit code 0), or stop (3)"
+        "wait", "if another run is processing the same images: wait for up to an hour, skip (exit code 0), or stop (exit code 3)"
     )
     again: bool = declare(False, "detect images that are done again, too; the newest row of an image counts")
     retry_dead: bool = declare(False, "retry failed images: the input is the output's dead letters")

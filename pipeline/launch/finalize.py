@@ -75,16 +75,16 @@ class JobReport:
         delete_files(f"{self.run.output}/{each}" for each in stale if is_newest)
 
     def _outcome(self, summary: dict[str, Any], canary: str) -> Iterator[str]:
-        images, model = summary["images"], _named(summary["model"])
+        images, output = summary["images"], self.run.output
         before = f" ({summary['done_before']} of them done before)" if summary["done_before"] else ""
         submission = f" and {summary['submission_seconds']:.1f} s of submission" if "submission_seconds" in summary else ""
         yield (
-            f"{images['read']} images read: {images['detected']} detected, {images['dead']} dead, {images['skipped']} skipped"
+            f"{_images(images['read'])} read: {images['detected']} detected, {images['dead']} dead, {images['skipped']} skipped"
             f"{before}; {summary['detections']} objects; {summary['images_per_second']:.1f} images/s in "
             f"{summary['wall_seconds']:.1f} s after {summary['startup_seconds']:.1f} s of start-up{submission}"
         )
         if summary["done_before"] and images["read"] == images["skipped"]:
-            yield f"nothing is new: each image has a row of model {model} and these settings in {self.run.output}"
+            yield f"nothing is new: each image has a row or a permanent dead letter of this model and these settings in {output}"
             return
         for reason, count in summary["dead_by_reason"].items():
             yield f"  dead: {count} {reason}"
@@ -92,14 +92,14 @@ class JobReport:
             yield f"  skipped: {left_out_line(kinds)}"
         for warning in summary.get("warnings", ()):
             yield f"  warning: {warning}"
-        if "mended" in summary:
-            yield f"  recovered {summary['mended']} of {images['read'] - images['skipped']} failed images"
+        if "recovered" in summary:
+            yield f"  recovered {summary['recovered']} of {_images(images['read'] - images['skipped'], 'failed ')}"
             if "not_allowed" in summary["dead_by_reason"]:
                 yield "  not allowed are images outside of the folders that --input and --allow-uri-prefix name"
         if canary:
             yield f"  {canary}"
         files = ", ".join(names_of_files(self.write, images["detected"] > 0, images["dead"] > 0))
-        yield f"results of model {model} in {self.run.output}: {files}"
+        yield f"results{_named(summary['model'])} in {output}: {files}"
 
     def _judge(self, images: dict[str, int], stats: JobStats) -> int:
         lost = images["read"] - images["detected"] - images["dead"] - images["skipped"]
@@ -108,8 +108,8 @@ class JobReport:
             return FAILED
         if stats.dead_share > self.max_dead_share:
             console.error(
-                "%s of %s images failed, more than max_dead_share = %g%s; see %s/dead_letters",
-                *(stats.failed, stats.detected + stats.failed, self.max_dead_share, _commonest(stats), self.run.output),
+                "%s of %s failed, more than max_dead_share = %g%s; see %s/dead_letters",
+                *(stats.failed, _images(stats.detected + stats.failed), self.max_dead_share, _commonest(stats), self.run.output),
             )
             return FAILED
         return DONE
@@ -126,10 +126,14 @@ def names_of_files(write: WriteConfig, detected: bool = True, dead: bool = True)
     return [REPORT, SUMMARY, *(name for name, wanted in optional.items() if wanted)]
 
 
+def _images(number: int, kind: str = "") -> str:
+    return f"{number} {kind}image{'s' * (number != 1)}"
+
+
 def _named(model: Mapping[str, Any]) -> str:
-    """A run's model by name and versions; by its path if it has seen no image."""
+    """A run's model by name and versions; empty if the run has detected in no image."""
     versions = ", ".join(model.get("images_by_version", [model["version"]]))
-    return f"{model['name']} {versions}".strip() or str(model["path"])
+    return f" of model {model['name']} {versions}" if model["name"] else ""
 
 
 def _commonest(stats: JobStats) -> str:

@@ -232,7 +232,7 @@ class FlinkJob:
         return _reason(str(entries[0]["stacktrace"] if entries else found.get("root-exception") or "Flink does not say why"))
 
     def _restarts(self, why: str, *, begins: bool) -> None:
-        """Says why the job restarts; ends it where a worker has said at its begin what the user must mend."""
+        """Says why the job restarts; ends it where a worker has said at its begin what the user must fix."""
         if begins and why.startswith("pipeline.errors."):
             self.cancel()
             raise RuntimeError(why)

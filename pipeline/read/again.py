@@ -42,7 +42,7 @@ def reads(rows: Iterable[ImageRow], folder: str) -> Iterator[tuple[ImageRow, Rea
         yield from _reads_of_archive(archive, _place(archive, folder), of_archive)
 
 
-def refuse_doubled(rows: Sequence[ImageRow]) -> None:
+def refuse_duplicates(rows: Sequence[ImageRow]) -> None:
     """Makes sure that each image has one row.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Access rules: which images a message or a found list may name, since others than the job's user write these."""
+"""Access rules: which images a message or a manifest found by a glob may name, since others than the job's user write these."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _real_folder(prefix: str) -> str:
 
 
 def may_name(uri: str, folders: Iterable[str]) -> bool:
-    """Whether a found list may name this image or part of a container: only below one of the folders.
+    """Whether a manifest found by a glob may name this image or part of a container: only below one of the folders.
 
     Local files count by their real paths, after links are followed.
 
@@ -68,7 +68,7 @@ def may_name(uri: str, folders: Iterable[str]) -> bool:
 
 
 def refusal(uri: str, folders: Sequence[str]) -> ImageError:
-    """The error for a found list that names a forbidden image."""
+    """The error for a manifest found by a glob that names a forbidden image."""
     shown = ", ".join(folders[:_SHOWN]) + ", …" * (len(folders) > _SHOWN)
     message = f"{uri[:200]!r} is named in a file that was found; expected an image under {shown or 'a folder of --input'}"
     return ImageError("read", "not_allowed", f"{message} (--input and --allow-uri-prefix say what else may be named)")

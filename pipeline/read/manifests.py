@@ -176,7 +176,7 @@ def _in_json(line: str) -> Named | None:
         raise _BadLineError(f"expected JSON, got {text[:80]!r}") from err
     row = row if isinstance(row, dict) else {"uri": row}
     if row.get("reason") == "bad_line":
-        raise _BadLineError("the dead letter of a bad line; mend that, and give its manifest as --input again")
+        raise _BadLineError("the dead letter of a bad line; fix the line, and give its manifest as --input again")
     if "payload_base64" in row:
         raise _BadLineError("a dead letter that carries its message; --retry-dead tries it again, with its folder as --output")
     image, is_row = row.get("image", row), isinstance(row.get("image"), dict)

@@ -31,7 +31,7 @@ _SHOWN_CLASSES = 30
 _SHOWN_LETTERS = 20  # per reason; all of them are in dead_letters/*.jsonl
 _SHOWN_DETECTIONS = 30  # per sample
 _STAGES = ("read", "decode", "model", "postprocess")  # in the order of the data
-_LATENCIES = {"event_to_publish_ms": "event-to-publish", "latency_ms": "in-hand-to-result"}
+_LATENCIES = {"event_to_publish_ms": "event-to-publish", "latency_ms": "processing"}
 _LATENCY_NAMES = {"p50": "median", "p90": "90 %", "p99": "99 %", "max": "slowest"}
 
 Picture = tuple[str, DetectedImage]  # its title, a result

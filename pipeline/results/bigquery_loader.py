@@ -6,7 +6,7 @@ For each part of the shards, which is bounded by bytes:
 2. One MERGE inserts the rows that the table lacks: by key and `made_at`, within the days of the part.
 3. The temporary table is dropped. After a kill BigQuery drops it within a day.
 
-A MERGE is atomic. So a load may be killed at any time, repeated, or run twice at once: no row is lost or doubled.
+A MERGE is atomic. So a load may be killed at any time, repeated, or run twice at once: no row is lost or duplicated.
 """
 
 from __future__ import annotations

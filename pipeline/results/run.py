@@ -50,7 +50,7 @@ class Run(NamedTuple):
         return f"{self.output}/{RUNS}/{self.name}"
 
     def is_open(self) -> bool:
-        """Whether the run is at work, as its workers see it."""
+        """Whether the run has not ended, as its workers see it."""
         return exists(f"{self.folder}/{_OPEN}")
 
     @contextlib.contextmanager

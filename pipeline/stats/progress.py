@@ -61,7 +61,7 @@ def _of_stream(now: JobStats, before: JobStats) -> Iterator[str]:
         # an image may get its result before a line and be published after it
         for name, times in (
             ("event-to-publish", now.publish_latencies.since(before.publish_latencies)),
-            ("in-hand-to-result", now.latencies.since(before.latencies)),
+            ("processing", now.latencies.since(before.latencies)),
         ):
             if shown := times.percentiles_ms():
                 yield f"{name} p50 {shown['p50']:.0f} ms p99 {shown['p99']:.0f} ms"

@@ -20,7 +20,7 @@ _BUFFER_BYTES = 8 << 20  # of an open object; Google's reader would take 40 MB
 _PASSING_ERRNOS = {
     *(errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM),  # this machine is short of something
     *(errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENOTCONN),
-}  # EIO is not among them: a bad sector does not mend
+}  # EIO is not among them: a bad sector stays bad
 
 Reserve = Callable[[int], None]
 _Answer = TypeVar("_Answer")

@@ -66,11 +66,11 @@ def write_coco(
     named = [{"id": category, "name": name} for category, name in sorted(categories.items())]
     images_file.write(b'],\n"annotations": [], "categories": ' + row_bytes(named) + b"}\n")
     classes = ", ".join(sorted(unknown)[:_SHOWN]) + ", …" * (len(unknown) > _SHOWN)
-    doubled = written.total() - len(written)
+    duplicates = written.total() - len(written)
     notes = {
         f"leaves out {left_out} images that {ground_truth} does not name": left_out,
         f"leaves out {unknown.total()} objects of classes that {ground_truth} does not name: {classes}": unknown,
-        f"has {doubled} images under the id of another one, since {ground_truth} tells them by file name alone": doubled,
+        f"has {duplicates} images under the id of another one, since {ground_truth} tells them by file name alone": duplicates,
     }
     return [f"coco/ {note}" for note, holds in notes.items() if holds]
 

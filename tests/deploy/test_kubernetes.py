@@ -51,7 +51,8 @@ def test_the_probes_ask_the_health_checks_on_the_port_of_the_metrics():
 def test_the_overlay_of_a_gpu_adds_one():
     done = subprocess.run(["kubectl", "kustomize", str(FOLDER / "gpu")], capture_output=True, text=True, check=True)
     deployment = next(each for each in yaml.safe_load_all(done.stdout) if each["kind"] == "Deployment")
-    assert deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 1
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1 and "--device=gpu" in container["args"]
 
 
 def test_flinks_operator_gets_the_version_and_the_settings_that_streams_need():

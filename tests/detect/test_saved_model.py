@@ -1,4 +1,4 @@
-"""Finding, describing and loading SavedModels, the project's own and foreign ones."""
+"""Finding, describing and loading SavedModels, the project's own and those from elsewhere."""
 
 import dataclasses
 import shutil
@@ -33,10 +33,10 @@ def as_raw_candidates(images):
     return {"candidates": tf.stack([box, box + 0.5, box], 1), "class_scores": tf.stack([ant, bee], 2)}
 
 
-def test_a_foreign_model_is_run_as_the_config_says(tmp_path):
+def test_a_model_from_elsewhere_is_run_as_the_config_says(tmp_path):
     write_bright_image(tmp_path / "bright.png", (640, 480), tuple(BOX))
     image = EncodedImage(ImageRef("bright.png"), (tmp_path / "bright.png").read_bytes())
-    folder = save_model(tmp_path / "foreign", as_raw_candidates, tf.TensorSpec((None, 96, 128, 3), "float32", "images"))
+    folder = save_model(tmp_path / "other", as_raw_candidates, tf.TensorSpec((None, 96, 128, 3), "float32", "images"))
     outputs = {"boxes_output": "candidates", "scores_output": "class_scores", "class_names": ("ant", "bee")}
     boxes = {"box_format": "cxcywh", "box_units": "pixels", "nms": "pipeline"}
     results, detector = detected(folder, [image] * 3, CPU, **outputs, **boxes, value_range=(-1.0, 1.5))
@@ -44,7 +44,7 @@ def test_a_foreign_model_is_run_as_the_config_says(tmp_path):
         seen = result.detections
         assert (seen.class_names, seen.confidences.tolist()) == (("bee", "ant"), [0.75, 0.625])
         assert np.abs(seen.boxes_xyxy - BOX).max() <= 5.01  # a pixel of the model's input
-    assert (detector.batch_sizes, detector.model.metadata.name) == ((1, 2), "foreign")
+    assert (detector.batch_sizes, detector.model.metadata.name) == ((1, 2), "other")
 
 
 IMAGES = {"images": Tensor((None, 96, 128, 3), "uint8")}

@@ -183,7 +183,7 @@ def test_nothing_is_lost_where_pubsub_is_out_of_reach_for_a_while(stream, pubsub
         assert eventually(lambda: len(stream.answers) > before + RATE, RECOVERY_SECONDS)
         pubsub.cut()
         time.sleep(AWAY_SECONDS)
-        pubsub.mend()
+        pubsub.recover()
         answered = len(stream.answers)
         assert eventually(lambda: len(stream.answers) > answered + RATE, RECOVERY_SECONDS)
     assert stream.lost() == set()

@@ -24,7 +24,7 @@ def model(tmp_path_factory):
         return {"boxes": boxes, "scores": scores}
 
     spec = tf.TensorSpec((None, 96, 128, 3), tf.uint8, "images")
-    return save_model(tmp_path_factory.mktemp("models") / "foreign", predict, spec)
+    return save_model(tmp_path_factory.mktemp("models") / "other", predict, spec)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_a_dry_run_in_which_no_image_can_be_detected_in_ends_with_1(images, argu
         (tmp_path / "in" / f"{n}.jpg").write_text("no image")
     assert run.main([*map(str, arguments), "--dry-run", "--batch-sizes=1", "--allow-empty"]) == (1 if images else 0)
     printed, error = capsys.readouterr()
-    assert f"input    {images} images" in printed and printed.count("dead letter, not_an_image") == min(images, 5)
+    assert f"input    {images} image" in printed and printed.count("dead letter, not_an_image") == min(images, 5)
     assert error == "error: none of the images that were tried can be detected in; see their dead letters above\n" * bool(images)
 
 
@@ -105,7 +105,7 @@ def test_a_dry_run_prints_what_it_would_do_also_where_a_name_is_no_unicode(argum
     code, printed, error = run_job("--input", tmp_path / "in" / "{date}", *arguments[2:], "--dates=2026-11-20", "--dry-run")
     assert (code, error) == (0, "")
     assert f"tried    {folder}/caf\\udce9.png: 640x480, 1 objects" in printed
-    assert "1 images" in printed and "         of 2026-11-20\n" in printed
+    assert "input    1 image\n" in printed and "         of 2026-11-20\n" in printed
     assert "bright 3, 128x96 stretch" in printed and "nothing was written" in printed
     assert not out.exists()
 

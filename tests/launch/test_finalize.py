@@ -50,7 +50,7 @@ def test_inputs_that_name_nothing_may_do_so_where_the_user_says_so(nothing, done
     code, printed, error = run_job("--input", *inputs, *done_before, "--allow-empty", "--samples", 3)
     assert (code, error) == (0, "")
     assert "0 images read: 0 detected, 0 dead, 0 skipped" in printed
-    assert printed.endswith(f"results of model {bright_model} in {out}: report.html, summary.json\n")
+    assert printed.endswith(f"results in {out}: report.html, summary.json\n")
     (run_folder,) = {*(out / "runs").iterdir()} - {earlier}
     summary = json.loads((run_folder / "summary.json").read_text())
     assert summary["images"] == {"read": 0, "detected": 0, "dead": 0, "skipped": 0}
@@ -83,7 +83,7 @@ def test_storage_that_fails_at_the_end_is_one_line(at, code, arguments, out, tmp
     write_images(tmp_path / "in", "good.png")
     found, printed, error = run_job(*arguments, at=at)
     assert found == code and re.fullmatch("error: .*No space left on device.*\n" if code else "", error), error
-    assert printed.startswith("1 images read") == (code == 0)
+    assert printed.startswith("1 image read") == (code == 0)
     assert run_job(*arguments)[0] == 0
     assert len(rows_of(out)) == 1
 

@@ -1,4 +1,4 @@
-"""What failed is tried again: by its name, by the payload of its dead letter; what was mended counts as done."""
+"""What failed is tried again: by its name, by the payload of its dead letter; what has recovered counts as done."""
 
 import base64
 import json
@@ -30,20 +30,20 @@ def letter(stage, reason, uri="", payload=b"", extra=""):
 def test_what_failed_is_tried_again_and_a_success_counts(folder, job, capfd):
     """`--retry-dead` takes the dead letters of earlier runs as its input."""
     write_images(folder / "in", "good.png")
-    (folder / "in" / "mended.png").write_bytes(b"")
+    (folder / "in" / "fixed.png").write_bytes(b"")
     (folder / "in" / "broken.png").write_bytes(b"")
-    (folder / "list.txt").write_text("in/good.png\nin/mended.png\nin/broken.png\nin/late.png\n")
+    (folder / "list.txt").write_text("in/good.png\nin/fixed.png\nin/broken.png\nin/late.png\n")
     assert job("--input", "list.txt") == {"read": 4, "detected": 1, "dead": 3, "skipped": 0}
-    write_images(folder / "in", "mended.png", "late.png")
+    write_images(folder / "in", "fixed.png", "late.png")
 
     assert job("--input", "list.txt", "--retry-dead") == {"read": 3, "detected": 2, "dead": 1, "skipped": 0}
-    assert json.loads((folder / "out" / "summary.json").read_text())["mended"] == 2
+    assert json.loads((folder / "out" / "summary.json").read_text())["recovered"] == 2
     assert "  recovered 2 of 3 failed images\n" in capfd.readouterr().out
-    assert detected(folder) == ["in/good.png", "in/late.png", "in/mended.png"]
-    assert {*rows_by_name(folder / "out", DEAD_LETTERS)} == {"mended.png", "broken.png", "late.png"}
+    assert detected(folder) == ["in/fixed.png", "in/good.png", "in/late.png"]
+    assert {*rows_by_name(folder / "out", DEAD_LETTERS)} == {"fixed.png", "broken.png", "late.png"}
 
     assert job("--retry-dead", "--allow-uri-prefix", "in") == {"read": 4, "detected": 0, "dead": 1, "skipped": 3}
-    assert detected(folder) == ["in/good.png", "in/late.png", "in/mended.png"]
+    assert detected(folder) == ["in/fixed.png", "in/good.png", "in/late.png"]
 
 
 def test_images_that_came_within_messages_are_tried_again_from_their_dead_letters(folder, job, capfd):

@@ -18,8 +18,8 @@ def test_metadata_read_back_equals_what_was_written(tmp_path):
         "nms": "pipeline",
         "value_range": (-1.0, 1.0),
     }
-    foreign = dataclasses.replace(YOLO, signature="serving_default", **conventions)
-    for name, metadata in {"yolo": YOLO, "foreign": foreign}.items():
+    other = dataclasses.replace(YOLO, signature="serving_default", **conventions)
+    for name, metadata in {"yolo": YOLO, "other": other}.items():
         write_metadata(str(tmp_path / name), metadata)
         assert read_metadata(str(tmp_path / name)) == metadata
 

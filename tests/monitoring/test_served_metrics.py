@@ -89,7 +89,7 @@ def test_readiness_follows_an_outage_of_pubsub_and_liveness_does_not(pubsub_emul
         assert "lost Pub/Sub" in job.output()
         images = InlineImages(job, bright_png)
         images.publish(range(3))
-        proxy.mend()
+        proxy.recover()
         wait_until(lambda: asked(port, "/readyz")[0] == 200, job.output)
         wait_until(lambda: images.answered(3), job.output)
         assert job.signal(signal.SIGTERM) == 0, job.output()

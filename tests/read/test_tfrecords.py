@@ -138,7 +138,7 @@ def test_a_record_above_the_limit_is_passed_over_without_taking_its_bytes(tmp_pa
 
 @pytest.mark.parametrize("options", [None, "GZIP"])
 def test_each_record_is_an_image_and_a_range_reads_some_of_them_also_of_a_gzipped_file_under_any_name(tmp_path, options):
-    """The range is that of a dead letter whose records were mended."""
+    """The range is that of a dead letter whose records were fixed."""
     assert images(write(tmp_path / "none.tfrecord", options=options)) == []
     path = write(tmp_path / "a.tfrecord", *numbered(4), options=options)
     assert images(path) == [(b"%d" % n, f"id-{n}") for n in range(4)]

@@ -143,7 +143,7 @@ def test_a_pull_that_fails_is_progress_for_the_watchdog_and_messages_come_after_
     steps = PROCESS.parts["pull"].steps
     wait_until(lambda: PROCESS.parts["pull"].steps > steps)
     queue.put(b"after")
-    proxy.mend()
+    proxy.recover()
     assert [message.data for message in subscriber.pull(wait_s=240)] == [b"after"]
 
 
@@ -155,6 +155,6 @@ def test_messages_are_published_after_an_outage_that_is_longer_than_the_client_t
     publishing.send(topic, Message(b"x"))
     assert isinstance(publishing._open[0][1].exception(), exceptions.RetryError)
     assert PROCESS.parts["publish"].steps > steps, "so the watchdog waits, too"
-    proxy.mend()
+    proxy.recover()
     publishing.wait()
     assert [message.data for message in pubsub_emulator.take(subscription, 1)] == [b"x"]
