@@ -92,7 +92,7 @@ resource "google_pubsub_topic" "undeliverable" {
 resource "google_pubsub_subscription" "images" {
   name                       = "${var.name}-images"
   topic                      = google_pubsub_topic.images.id
-  ack_deadline_seconds       = 600
+  ack_deadline_seconds       = 600 # for Dataflow, whose own source acknowledges; give 10 for other runners, where jobs extend it
   message_retention_duration = "604800s"
 
   expiration_policy {
