@@ -46,7 +46,7 @@ TESTS ?= tests
 test-matrix: $(READY) $(PRISM) $(FAKE_GCS) $(AZURITE) ## Pass the same contracts on other stores, runners, engines and moments, and what takes long (in TESTS)
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) -m matrix $(TESTS)
 
-test-all: test test-matrix mutants test-flink test-spark ## Pass all tests; an hour
+test-all: test test-matrix mutants test-flink test-spark ## Pass all tests; forty minutes
 
 mutants: $(READY) ## Ten defects, each of which a named test must find
 	$(BIN)/python -m tests.mutants
@@ -54,7 +54,7 @@ mutants: $(READY) ## Ten defects, each of which a named test must find
 test-fast: $(READY) ## Pass the tests that need neither whole jobs nor emulators, for the inner loop
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) -m "not slow"
 
-test-flink: $(READY) flink ## Pass the tests that need a Flink cluster, TaskManagers killed among them; a quarter of an hour
+test-flink: $(READY) flink ## Pass the tests that need a Flink cluster, TaskManagers killed among them; ten minutes
 	$(BIN)/python -m pytest --override-ini addopts='-ra --strict-markers' --timeout 600 tests/flink
 
 test-spark: $(READY) spark ## Pass the tests that need Spark: a batch job on it; a minute
