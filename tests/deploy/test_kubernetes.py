@@ -18,7 +18,6 @@ OBJECTS = {
     for found in yaml.safe_load_all(path.read_text())
 }
 
-
 PODS = {
     "stream.yaml": OBJECTS["stream.yaml"]["spec"]["template"]["spec"],
     "backfill.yaml": OBJECTS["backfill.yaml"]["spec"]["jobTemplate"]["spec"]["template"]["spec"],

@@ -18,7 +18,6 @@ pytest.importorskip("openvino", reason="the extra openvino is not installed")
 SETTINGS = {"score_threshold": 0.45, "max_detections": 300, "iou_threshold": 0.6}
 ENGINES = ["openvino", "onnxruntime"]
 
-
 PICTURES = [picture(HW[::-1], seed) for seed in range(7)]  # as large as the input, so that no resize changes them
 
 

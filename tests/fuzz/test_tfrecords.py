@@ -23,7 +23,6 @@ examples = st.dictionaries(keys, values, max_size=4).map(
     lambda named: tf.train.Example(features=tf.train.Features(feature=named)).SerializeToString()
 )
 
-
 records = st.one_of(  # with whether their length is true
     examples.map(lambda content: (framed(content), True)),
     st.binary(max_size=60).map(lambda content: (framed(content), True)),

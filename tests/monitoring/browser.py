@@ -11,7 +11,6 @@ import pytest
 
 needs_chromium = pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium (Debian's package) is not installed")
 
-
 PATIENCE_MS = 580_000  # no test depends on it: a page that takes as long has hung
 
 

@@ -26,7 +26,6 @@ global: {scrape_interval: 1s, evaluation_interval: 1s}
 scrape_configs: [{job_name: detection, static_configs: [{targets: ["127.0.0.1:%d"]}]}]
 """
 
-
 _SERVED = re.compile(r"metrics on http://127\.0\.0\.1:(\d+)/metrics$", re.MULTILINE)
 
 

@@ -10,7 +10,6 @@ from tests.processes import wait_until
 
 WARM = JobStats(batch_sizes=(1, 2))
 
-
 READY = ["ok model: warm", "ok Pub/Sub: answers", "ok storage: answers", "ok archive: answers"]
 
 
