@@ -1,4 +1,4 @@
-"""Tries on a GPU what was built without one, in ten minutes, and prints the rows for BENCHMARKS.md.
+"""Tries on a GPU what was built without one, in a quarter of an hour, and prints the rows for BENCHMARKS.md.
 
     python -m tests.benchmarks.on_gpu [--cfg yolov4.cfg [--weights yolov4.weights]] [--onnx yolov8n.onnx]
     python -m tests.benchmarks.on_gpu --dry-run
