@@ -21,10 +21,6 @@ locals {
   }
 }
 
-data "google_project" "this" {
-  depends_on = [google_project_service.this]
-}
-
 data "google_storage_project_service_account" "this" {
   depends_on = [google_project_service.this]
 }
@@ -83,12 +79,7 @@ resource "google_pubsub_topic" "dead" {
   depends_on = [google_project_service.this]
 }
 
-# messages that no job could take
-resource "google_pubsub_topic" "undeliverable" {
-  name       = "${var.name}-undeliverable"
-  depends_on = [google_project_service.this]
-}
-
+# Dataflow supports neither a retry policy nor a dead-letter topic of Pub/Sub: https://cloud.google.com/pubsub/docs/handling-failures
 resource "google_pubsub_subscription" "images" {
   name                       = "${var.name}-images"
   topic                      = google_pubsub_topic.images.id
@@ -98,40 +89,6 @@ resource "google_pubsub_subscription" "images" {
   expiration_policy {
     ttl = ""
   }
-
-  retry_policy {
-    minimum_backoff = "10s"
-    maximum_backoff = "600s"
-  }
-
-  # a message is delivered again whenever a worker goes away: only one that comes back a hundred times is no accident
-  dead_letter_policy {
-    dead_letter_topic     = google_pubsub_topic.undeliverable.id
-    max_delivery_attempts = 100
-  }
-}
-
-resource "google_pubsub_subscription" "undeliverable" {
-  name                       = "${var.name}-undeliverable"
-  topic                      = google_pubsub_topic.undeliverable.id
-  message_retention_duration = "604800s"
-
-  expiration_policy {
-    ttl = ""
-  }
-}
-
-# Pub/Sub itself moves what is undeliverable
-resource "google_pubsub_topic_iam_member" "undeliverable" {
-  topic  = google_pubsub_topic.undeliverable.id
-  role   = "roles/pubsub.publisher"
-  member = "serviceAccount:service-${data.google_project.this.number}@gcp-sa-pubsub.iam.gserviceaccount.com"
-}
-
-resource "google_pubsub_subscription_iam_member" "undeliverable" {
-  subscription = google_pubsub_subscription.images.id
-  role         = "roles/pubsub.subscriber"
-  member       = "serviceAccount:service-${data.google_project.this.number}@gcp-sa-pubsub.iam.gserviceaccount.com"
 }
 
 # ---- New images are notified
