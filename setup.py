@@ -94,8 +94,6 @@ setup(
             "ruff>=0.12",
             "scikit-learn>=1.5",
             "supervision>=0.31,<1",  # reads labels that the pipeline writes
-            "setuptools<81",  # tensorflow_hub imports pkg_resources, which newer ones no longer have
-            "tensorflow_hub>=0.16",  # Beam's TFModelHandlerNumpy imports it; only the benchmarks run that
             "types-pyyaml",
             "tritonclient[grpc]>=2.73,<3",
         ],

@@ -28,7 +28,6 @@ def own_contenders() -> dict[str, Contender]:
     """Those that live in the project's own environment."""
     found = {
         REFERENCE: _module("plain_loop"),
-        "Beam as documented": _module("beam_documented"),
         OURS: ours(),
         PLAIN_BF16: _module("plain_loop", "--precision", "bfloat16"),
         OURS_BF16: ours("--precision", "bfloat16")._replace(against=PLAIN_BF16),

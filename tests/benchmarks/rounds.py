@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tests.benchmarks import work
 from tests.benchmarks.contenders import Contender
@@ -18,7 +18,7 @@ _TIMEOUT_SECONDS = 1800.0
 
 
 class Run(NamedTuple):
-    """One run of one contender. Start-up and loading the model are not in its work."""
+    """One run of one contender. Start-up, which loads the model, is not in its work."""
 
     contender: str
     round: int  # from 0
@@ -26,7 +26,7 @@ class Run(NamedTuple):
     images_per_second: float  # over the work
     started_at: float  # when the work started, seconds since the epoch
     work_seconds: float  # until the last row
-    startup_seconds: float  # from the start of the process to the work, and loading the model
+    startup_seconds: float  # from the start of the process to the work
     peak_rss_mb: float  # highest resident memory of the process tree
     cpu_seconds_per_image: float  # user and system time of the process tree during the work
 
@@ -58,9 +58,7 @@ def run_once(name: str, contender: Contender, number: int, images: Path, output:
     watched = watch(contender.command(images, output), log, _TIMEOUT_SECONDS)
     if watched.exit_code:
         raise SystemExit(f"{name}: ended with {watched.exit_code}; see {log}:\n{watched.output[-1500:]}")
-    start, end, loads = _times(contender, watched, output)
-    load_s = sum(until - since for since, until in loads)
-    cpu_s = watched.cpu_seconds(start, end) - sum(watched.cpu_seconds(*load) for load in loads)
+    start, end = _times(contender, watched, output)
     rows = sum(1 for file in (output / "detections").glob("*.jsonl") for _ in file.open("rb"))
     if not rows:
         raise SystemExit(f"{name}: wrote no rows; see {log}")
@@ -68,26 +66,26 @@ def run_once(name: str, contender: Contender, number: int, images: Path, output:
         contender=name,
         round=number,
         images=rows,
-        images_per_second=rows / (end - start - load_s),
+        images_per_second=rows / (end - start),
         started_at=start,
-        work_seconds=end - start - load_s,
-        startup_seconds=start + load_s - watched.started_at,
+        work_seconds=end - start,
+        startup_seconds=start - watched.started_at,
         peak_rss_mb=watched.peak_rss_mb,
-        cpu_seconds_per_image=cpu_s / rows,
+        cpu_seconds_per_image=watched.cpu_seconds(start, end) / rows,
     )
 
 
-def _times(contender: Contender, watched: Watched, output: Path) -> tuple[float, float, list[tuple[float, float]]]:
-    """Start and end of a run's work, and when it loaded the model within it; seconds since the epoch."""
+def _times(contender: Contender, watched: Watched, output: Path) -> tuple[float, float]:
+    """Start and end of a run's work, in seconds since the epoch."""
     if contender.is_ours:
         summary = json.loads((output / "summary.json").read_text())
         start = watched.started_at + summary["startup_seconds"] + summary.get("submission_seconds", 0.0)
-        return start, start + summary["wall_seconds"], []
+        return start, start + summary["wall_seconds"]
     lines = [line for line in watched.output.splitlines() if line.startswith(work.RESULT)]
     if not lines:
         raise SystemExit("a contender ended without its line of times")
-    times: dict[str, Any] = json.loads(lines[-1][len(work.RESULT) :])
-    return times["started_at"], times["finished_at"], times["loads"]
+    times: dict[str, float] = json.loads(lines[-1][len(work.RESULT) :])
+    return times["started_at"], times["finished_at"]
 
 
 def output_of(output: Path, name: str) -> Path:

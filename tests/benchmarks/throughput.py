@@ -8,7 +8,7 @@ Measured: from the start of the work to the last row written. Not in it: interpr
 the model (both are shown as start-up), and, for the pipeline, writing summary and report. The machine has to be quiet.
 
 Agreement is the share of detections (2 x matched / all of both, same class, IoU >= 0.5) that a contender has in common with
-the plain loop at float32. Other libraries decode and resize to other pixels, and random weights make much of that.
+the plain loop at float32.
 """
 
 from __future__ import annotations

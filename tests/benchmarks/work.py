@@ -1,7 +1,6 @@
 """What the contenders have in common: their command line, the rows they write, and the times they note.
 
-What is measured is the work: from its start to the last row written, less the time in which the model was loaded and warmed
-up. A framework that loads the model lazily notes when it did.
+What is measured is the work, from its start to the last row written; the model is loaded and warmed up before.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import Any
 BATCH = 16  # images in one call, where a contender forms batches itself
 SIDE = 416
 RESULT = "RESULT "
-_LOADS: list[tuple[float, float]] = []
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -45,9 +43,4 @@ def measured() -> Iterator[None]:
     """Its block is one run's work, whose times it prints as a line for the driver unless an error comes."""
     started_at = time.time()
     yield
-    print(RESULT + json.dumps({"started_at": started_at, "finished_at": time.time(), "loads": _LOADS}), flush=True)
-
-
-def note_load(started_at: float) -> None:
-    """Notes that the model has been loaded and warmed since then (seconds since the epoch), within the work."""
-    _LOADS.append((started_at, time.time()))
+    print(RESULT + json.dumps({"started_at": started_at, "finished_at": time.time()}), flush=True)
