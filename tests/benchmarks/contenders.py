@@ -37,20 +37,13 @@ def own_contenders() -> dict[str, Contender]:
     return found
 
 
-def earlier_contenders(checkout: Path) -> dict[str, Contender]:
-    """The pipeline as it is in another checkout of the project, in the same environment."""
-    in_bf16 = ours("--precision", "bfloat16", checkout=checkout)
-    return {"before, float32": ours(checkout=checkout), "before, bfloat16": in_bf16._replace(against=PLAIN_BF16)}
-
-
-def ours(*flags: str, checkout: Path | None = None, config: str = CONFIG, model: Path = BENCH / "model") -> Contender:
-    """The pipeline as a user runs it; from another checkout of the project where one is given."""
+def ours(*flags: str, config: str = CONFIG, model: Path = BENCH / "model") -> Contender:
+    """The pipeline as a user runs it."""
 
     def command(images: Path, output: Path) -> list[str]:
-        there = ["env", "--chdir", str(checkout)] if checkout else []
         described = ["--config", config] if config else []
         places = ["--input", images.resolve(), "--output", output.resolve(), "--model", model.resolve()]
-        return [*there, sys.executable, "-m", "pipeline.run", *described, *map(str, places), *flags]
+        return [sys.executable, "-m", "pipeline.run", *described, *map(str, places), *flags]
 
     return Contender(command, is_ours=True)
 

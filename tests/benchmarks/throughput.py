@@ -1,8 +1,7 @@
 """Images per second of every contender over the same images and the same model.
 
-    python -m tests.benchmarks.throughput                                          # small and large images, 3 rounds
-    python -m tests.benchmarks.throughput --only ours,plain,before --before ../earlier   # beside another checkout of the project
-    python -m tests.benchmarks.throughput --rounds 1 --only ours,plain --count 64    # while developing
+    python -m tests.benchmarks.throughput                                # small and large images, 3 rounds
+    python -m tests.benchmarks.throughput --rounds 1 --only ours --count 64    # while developing
 
 Measured: from the start of the work to the last row written. Not in it: interpreter and library start, loading and warming
 the model (both are shown as start-up), and, for the pipeline, writing summary and report. The machine has to be quiet.
@@ -15,11 +14,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from pathlib import Path
 
 from models.evaluate.agreement import compare
 from tests.benchmarks import results
-from tests.benchmarks.contenders import REFERENCE, Contender, earlier_contenders, own_contenders
+from tests.benchmarks.contenders import REFERENCE, Contender, own_contenders
 from tests.benchmarks.images import BENCH, COUNTS, LARGE, SMALL, link_images, make_images
 from tests.benchmarks.model import make_model
 from tests.benchmarks.rounds import output_of, run_rounds
@@ -34,11 +32,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="contenders whose names contain one of these parts, with commas")
     parser.add_argument("--images", default=f"{SMALL},{LARGE}", help="which images (default: %(default)s)")
     parser.add_argument("--count", type=int, default=0, help="so many images, of which those beyond the usual ones are links")
-    parser.add_argument("--before", type=Path, metavar="FOLDER", help="also the pipeline of another checkout of the project")
     args = parser.parse_args()
     make_model()
-    everyone = own_contenders() | (earlier_contenders(args.before) if args.before else {})
-    wanted = {n: c for n, c in everyone.items() if any(part in n for part in args.only.split(","))}
+    wanted = {n: c for n, c in own_contenders().items() if any(part in n for part in args.only.split(","))}
     for kind in args.images.split(","):
         _measure(kind, wanted, args.count, args.rounds)
 
