@@ -38,7 +38,7 @@ def main() -> None:
             (run,) = run_rounds({name: contender}, images, size, 1, BENCH / "out" / "many")
             runs.append(run._replace(round=number))
     print(f"\n### Many images, {args.precision}\n\n{results.machine()}\n")
-    print(results.runs_table(runs, dict.fromkeys(names, contender), {}, beside=names[0]), flush=True)
+    print(results.runs_table(runs, dict.fromkeys(names, contender), beside=names[0]), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 
-from tests.benchmarks.contenders import REFERENCE, Contender
+from tests.benchmarks.contenders import Contender
 from tests.benchmarks.rounds import Run
 
 _SHOWN = ("startup_seconds", "peak_rss_mb", "cpu_seconds_per_image")
@@ -19,12 +19,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows))
 
 
-def runs_table(
-    runs: Sequence[Run], contenders: Mapping[str, Contender], agreement: Mapping[str, float], beside: str = "its plain loop"
-) -> str:
+def runs_table(runs: Sequence[Run], contenders: Mapping[str, Contender], beside: str = "its plain loop") -> str:
     """One line for each contender: medians over its rounds, least and most behind them, beside what it is against."""
     of = f"of {beside}"
-    header = ["", "images/s", of, "start-up s", "peak RSS MB", of, "CPU-ms per image", "agreement", "rounds"]
+    header = ["", "images/s", of, "start-up s", "peak RSS MB", of, "CPU-ms per image", "rounds"]
     rows = []
     for name, contender in contenders.items():
         own = [run for run in runs if run.contender == name]
@@ -39,7 +37,6 @@ def runs_table(
                 f"{median['peak_rss_mb']:.0f}",
                 spread(ratios(runs, name, contender.against, of="peak_rss_mb"), ".2f") if is_other else "",
                 f"{1000 * median['cpu_seconds_per_image']:.1f}",
-                f"{agreement[name]:.3f}" if name in agreement and name != REFERENCE else "",
                 str(len(own)),
             ]
         )

@@ -36,7 +36,7 @@ def run_rounds(contenders: Mapping[str, Contender], images: Path, count: int, ro
     runs = []
     for number in range(rounds):
         for name, contender in contenders.items():
-            run = run_once(name, contender, number, images, output_of(output, name))
+            run = run_once(name, contender, number, images, output / _file_name(name))
             if run.images != count:
                 raise SystemExit(f"{name}: expected {count} rows, got {run.images}")
             print(
@@ -86,11 +86,6 @@ def _times(contender: Contender, watched: Watched, output: Path) -> tuple[float,
         raise SystemExit("a contender ended without its line of times")
     times: dict[str, float] = json.loads(lines[-1][len(work.RESULT) :])
     return times["started_at"], times["finished_at"]
-
-
-def output_of(output: Path, name: str) -> Path:
-    """The folder of one contender's last rows (in `detections/`)."""
-    return output / _file_name(name)
 
 
 def _file_name(name: str) -> str:

@@ -1,13 +1,10 @@
 """Images per second of every contender over the same images and the same model.
 
-    python -m tests.benchmarks.throughput                                # small and large images, 3 rounds
+    python -m tests.benchmarks.throughput                                      # small and large images, 3 rounds
     python -m tests.benchmarks.throughput --rounds 1 --only ours --count 64    # while developing
 
 Measured: from the start of the work to the last row written. Not in it: interpreter and library start, loading and warming
 the model (both are shown as start-up), and, for the pipeline, writing summary and report. The machine has to be quiet.
-
-Agreement is the share of detections (2 x matched / all of both, same class, IoU >= 0.5) that a contender has in common with
-the plain loop at float32.
 """
 
 from __future__ import annotations
@@ -15,12 +12,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 
-from models.evaluate.agreement import compare
 from tests.benchmarks import results
-from tests.benchmarks.contenders import REFERENCE, Contender, own_contenders
+from tests.benchmarks.contenders import Contender, own_contenders
 from tests.benchmarks.images import BENCH, COUNTS, LARGE, SMALL, link_images, make_images
 from tests.benchmarks.model import make_model
-from tests.benchmarks.rounds import output_of, run_rounds
+from tests.benchmarks.rounds import run_rounds
 
 _TITLES = {SMALL: "JPEGs of about 640x480", LARGE: "JPEGs of 12 megapixels"}
 
@@ -44,12 +40,9 @@ def _measure(kind: str, contenders: Mapping[str, Contender], most: int, rounds: 
     images = make_images(kind)
     if count != COUNTS[kind]:
         images = link_images(images, BENCH / f"{kind}-{count}", count)
-    output = BENCH / "out" / kind
-    runs = run_rounds(contenders, images, count, rounds, output)
-    rows = {name: str(output_of(output, name) / "detections") for name in contenders}
-    agreement = {name: compare(rows[name], rows[REFERENCE])["agreement"] for name in rows if REFERENCE in rows}
+    runs = run_rounds(contenders, images, count, rounds, BENCH / "out" / kind)
     print(f"\n### {count} {_TITLES[kind]}\n\n{results.machine()}\n")
-    print(results.runs_table(runs, contenders, agreement), flush=True)
+    print(results.runs_table(runs, contenders), flush=True)
 
 
 if __name__ == "__main__":
