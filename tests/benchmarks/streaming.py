@@ -5,8 +5,8 @@
                  detects, with a model that takes no time
     latency      p50 and p99 from publishing to receiving, for one image alone and at half of the throughput
 
-`--runner DirectRunner PrismRunner` measures these by turns. Publisher, emulator (Java), Prism and job share this machine's cores;
-so does everything here that receives. Figures go to `.bench/streaming.json`.
+Publisher, emulator (Java) and job share this machine's cores; so does everything here that receives.
+Figures go to `.bench/streaming.json`.
 """
 
 from __future__ import annotations
@@ -68,33 +68,30 @@ def receiving(emulator: PubSubEmulator, subscription: str) -> Iterator[list[Rece
 class Bench:
     """One measurement after the other, each with a job, topics and a folder of its own; with small numbers if `quick`."""
 
-    def __init__(self, emulator: PubSubEmulator, quick: bool, runner: str):
-        self._emulator, self._quick, self._runner = emulator, quick, runner
+    def __init__(self, emulator: PubSubEmulator, quick: bool):
+        self._emulator, self._quick = emulator, quick
         self._images = [path.read_bytes() for path in sorted(make_images(SMALL).glob("*.jpg"))]
         self._rate: float | None = None
         make_model()
 
     def throughput(self) -> dict[str, Any]:
-        """A backlog of URIs that is there when the job starts, with the archive and without, and the batch job, alternately.
+        """A backlog of URIs that is there when the job starts, and the batch job, alternately.
 
         The first and last tenth of the stream are not counted; the batch job's own rate leaves its start out, but not its end.
         """
         count, rounds = (256, 1) if self._quick else (1024, 3)
         links = link_images(make_images(SMALL), (BENCH / f"links-{count}").resolve(), count)
-        rates, without, batch_rates = [], [], []
+        rates, batch_rates = [], []
         for _ in range(rounds):
             rate, summary = self._backlog(links, count)
             rates.append(rate)
             batch_rates.append(_batch_rate(links))
-            without.append(self._backlog(links, count, "--archive", "")[0])
         self._rate = statistics.median(rates)
         return {
             "images_per_second": rates,
             "batch_sizes": summary["batch_sizes"],
             "batch_images_per_second": batch_rates,
             "share_of_batch": round(statistics.median(map(operator.truediv, rates, batch_rates)), 3),
-            "without_archive_images_per_second": without,
-            "with_to_without_archive": round(statistics.median(map(operator.truediv, rates, without)), 3),
         }
 
     def objects(self) -> dict[str, Any]:
@@ -145,7 +142,7 @@ class Bench:
         folder = BENCH / "out" / "streaming"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        flags = ("--mode", "streaming", "--runner", self._runner, *flags)
+        flags = ("--mode", "streaming", "--runner", "DirectRunner", *flags)
         job = StreamingJob(self._emulator, folder.resolve(), "", *flags, config=CONFIG)
         with receiving(self._emulator, job.detections) as received:
             try:
@@ -162,15 +159,15 @@ class Bench:
         wait_until(lambda: len(received) >= before + count, job.output, job)
         return [each.latency_ms for each in received[before:]]
 
-    def _backlog(self, links: Path, count: int, *flags: str) -> tuple[float, dict[str, Any]]:
-        """The rate over the images of a folder, and the job's summary where it has an archive."""
-        with self._job("--allow-uri-prefix", str(links), *flags) as (job, received):
+    def _backlog(self, links: Path, count: int) -> tuple[float, dict[str, Any]]:
+        """The rate over the images of a folder, and the job's summary."""
+        with self._job("--allow-uri-prefix", str(links)) as (job, received):
             job.publish(*(json.dumps({"uri": str(path)}).encode() for path in sorted(links.iterdir())))
             job.start()
             wait_until(lambda: len(received) >= count, job.output, job)
             rate = _steady_rate(received)
             _end(job)
-            return rate, {} if flags else json.loads((job.archive / "summary.json").read_text())
+            return rate, json.loads((job.archive / "summary.json").read_text())
 
 
 def main() -> None:
@@ -179,15 +176,13 @@ def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("what", nargs="*", choices=[*every, []], help="default: all")
     flags.add_argument("--quick", action="store_true", help="small numbers, to see that it works")
-    flags.add_argument("--runner", nargs="*", default=["DirectRunner"])
     given = flags.parse_args()
     results: dict[str, Any] = {}
     with running_pubsub_emulator() as emulator:
-        benches = {runner: Bench(emulator, given.quick, runner) for runner in given.runner}
+        bench = Bench(emulator, given.quick)
         for what in given.what or every:
-            for runner, bench in benches.items():
-                results[f"{what} on {runner}"] = figures = getattr(bench, what)()
-                print(f"{what} on {runner}", json.dumps(figures, indent=2), flush=True)
+            results[what] = figures = getattr(bench, what)()
+            print(what, json.dumps(figures, indent=2), flush=True)
     (BENCH / "streaming.json").write_text(json.dumps(results, indent=2))
 
 
