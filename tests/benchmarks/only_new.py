@@ -1,6 +1,6 @@
 """What is done is left out, over many rows: CPU time, which other work on the machine changes little, and peak memory.
 
-    python -m tests.benchmarks.only_new [--sizes 1000000,5000000] [--share 0.99]
+    python -m tests.benchmarks.only_new [--sizes 1000000,5000000]
 
 The images are empty files in folders of 1,000; the rows are made without a model, of 99 of 100 of them, in shards as batch jobs
 leave them. Each figure is of a process of its own, after its imports, and its peak that of the process (`ru_maxrss`):
@@ -32,19 +32,18 @@ def main() -> None:
     """Makes what is missing, runs each way and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="1000000,5000000")
-    parser.add_argument("--share", type=float, default=0.99, help="of the images that have a row")
     parser.add_argument("--one", choices=_WAYS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     sizes = list(map(int, args.sizes.split(",")))
     if args.one:
-        measure(args.one, *_make(sizes[0], args.share))
+        measure(args.one, *_make(sizes[0]))
         return
     header, rows = ["images", "way", "CPU s", "us an image", "beside listing", "images out", "peak MB"], []
     for size in sizes:
-        _make(size, args.share)
+        _make(size)
         listing = 0.0
         for way in _WAYS:
-            command = ["-m", "tests.benchmarks.only_new", "--one", way, "--sizes", str(size), "--share", str(args.share)]
+            command = ["-m", "tests.benchmarks.only_new", "--one", way, "--sizes", str(size)]
             run = subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True)
             out, seconds, peak_mb = map(float, run.stdout.split()[-3:])
             listing = listing or seconds
@@ -79,9 +78,9 @@ def measure(way: str, images: Path, output: Path) -> None:
     print(time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
-def _make(size: int, share: float) -> tuple[Path, Path]:
+def _make(size: int) -> tuple[Path, Path]:
     """The folders of the files and of their rows, made where they are not there yet."""
-    images, output = BENCH / f"listed-{size}", BENCH / f"shards-{size}-{share:g}"
+    images, output = BENCH / f"listed-{size}", BENCH / f"shards-{size}"
     if not (listed := images.with_suffix(".made")).exists():
         for number in range(size):
             path = images / f"{number // _PER_FOLDER:05d}" / f"{number:08d}.jpg"
@@ -90,7 +89,7 @@ def _make(size: int, share: float) -> tuple[Path, Path]:
             path.touch()
         listed.touch()
     if not (output / "made").exists():
-        _write_rows(images, output, int(size * share))
+        _write_rows(images, output, size * 99 // 100)
         (output / "made").touch()
     return images, output
 
