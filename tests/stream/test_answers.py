@@ -9,8 +9,8 @@ import pytest
 from pipeline.records import EncodedImage, ImageRef
 from pipeline.stream.answers import Answers
 from pipeline.stream.messages import Request
-from pipeline.stream.outgoing import Outcome
 from tests.clock import Clock
+from tests.stream.test_outgoing import outcome
 
 HELD: Counter[str] = Counter()
 SUBSCRIBER = SimpleNamespace(hold=HELD.update, end_hold=HELD.subtract)
@@ -33,10 +33,6 @@ def ref(uri, message_id="m"):
 
 def request(*images, message_id="m"):
     return Request(message_id, "r", images)
-
-
-def outcome(uri, failed=False):
-    return Outcome(json.dumps({"image": {"uri": uri}}).encode(), failed)
 
 
 def due(answers):
