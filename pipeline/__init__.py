@@ -24,7 +24,7 @@ def _startup_problem() -> str:
     models = importlib.util.find_spec("models")
     if models and models.origin and os.path.dirname(os.path.dirname(os.path.abspath(models.origin))) != home:
         folder = os.path.dirname(models.origin)
-        return f"Python takes {folder} for this program's package 'models'; use the command detect-objects instead, or another folder"
+        return f"Python takes {folder} for this program's package 'models'; use detect-objects instead, or another folder"
     if missing := [name for name in _NEEDED if not importlib.util.find_spec(name)]:
         return (
             f"{sys.executable} has no {', '.join(missing)}; expected a Python in which this program is installed, such as "

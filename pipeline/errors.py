@@ -113,6 +113,7 @@ def run_command(work: Callable[[], int], failed: str, stopped: str = "stopped", 
     except Exception as err:  # whatever storage says, the user gets one line
         logging.getLogger(__name__).info(failed, exc_info=err)
         code, line = failed_code, f"{failed}: {' '.join(str(err).split())[:500]}"
+    console.disabled = False  # the configuration of a library's log may have disabled it
     if is_stopped or code == _STOPPED:  # modules in C replace a KeyboardInterrupt by errors of their own, as pandas at its import
         console.info(stopped)
         return _STOPPED

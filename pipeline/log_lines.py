@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from pipeline.secrets import masked_text
 console = logging.getLogger("detect-objects")
 FIELDS = ("image", "request", "reason")  # of a record's `extra`, shown as such in JSON
 _JOINERS = "\u200c\u200d"  # zero-width, but part of correctly written Persian, Hindi and emoji
+_WARNINGS, _THREADS = "py.warnings", "threading"  # loggers of what libraries warn of, and of threads that ended by an error
 _NOISY = ("apache_beam.typehints", "apache_beam.coders.coder_impl", "apache_beam.transforms.util")
 
 
@@ -61,7 +63,7 @@ class LineHandler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.
     def emit(self, record: logging.LogRecord) -> None:
         """Writes the line of a record."""
         if record.name == console.name and record.levelno >= logging.ERROR:
-            self.last_error = masked_text(record.getMessage())
+            self.last_error = printable(masked_text(record.getMessage()))
         super().emit(record)
 
     def format(self, record: logging.LogRecord) -> str:
@@ -70,19 +72,37 @@ class LineHandler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.
         level, for_person = record.levelname, record.name == console.name
         now = datetime.datetime.fromtimestamp(record.created, datetime.timezone.utc).replace(tzinfo=None)
         if self._as_json:
-            line = {"time": now.isoformat(timespec="microseconds") + "Z", "severity": level, "message": text, "run": self.run}
-            fields = {name: getattr(record, name, "") for name in FIELDS} | {"logger": "" if for_person else record.name}
-            return json.dumps({name: value for name, value in (line | fields).items() if value})
+            fields = {"run": self.run} | {name: getattr(record, name, "") for name in FIELDS}
+            fields |= {"logger": "" if for_person else record.name}
+            line = {"time": now.isoformat(timespec="microseconds") + "Z", "severity": level, "message": text.strip()}
+            return json.dumps(line | {name: value for name, value in fields.items() if value}, default=str)
         if not for_person:
-            text = f"{level} {record.name}: {text}"
-        elif record.levelno > logging.INFO:
-            text = f"{level.lower()}: {text}"
-        text = "\n".join(map(printable, text.splitlines()))
+            text = "\n".join(map(printable, f"{level} {record.name}: {text}".split("\n")))
+        else:
+            text = printable(text if record.levelno <= logging.INFO else f"{level.lower()}: {text}")
         is_plain = not self._stamped or (for_person and record.levelno >= logging.ERROR)
         return text if is_plain else f"{now.isoformat(timespec='seconds')}Z {text}"
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  the name of `logging`
-        """Ignores it: a full disk of logs, or a reader that has left, stops no job."""
+        """Ignores that the line cannot be written: a full disk of logs, or a reader that has left, stops no job."""
+        if not isinstance(sys.exc_info()[1], (OSError, ValueError)):
+            super().handleError(record)
+
+
+class _OutsideOfCommands(logging.Handler):
+    """Writes lines for a person where nobody takes them: the process runs no command, and its user has set up no log.
+
+    A worker process of Beam is such a place, since launchers on this machine drop what Beam's handler sends them.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if all(type(handler).__module__.startswith("apache_beam.") for handler in logging.getLogger().handlers):
+            prefix = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+            print(prefix + printable(masked_text(record.getMessage())), file=sys.stderr, flush=True)
+
+
+console.setLevel(logging.INFO)
+console.addHandler(_OutsideOfCommands())
 
 
 @contextlib.contextmanager
@@ -99,7 +119,7 @@ def log_lines(*, log_format: str = "text", log_level: str = "warning", stamped: 
     handler = LineHandler(kept or sys.stderr, as_json=log_format == "json", stamped=stamped and not sys.stderr.isatty())
     levels: dict[str | None, int] = {
         None: level if level <= logging.INFO else logging.CRITICAL,
-        "pipeline": level,  # a user must see what the job waits for
+        **dict.fromkeys(("pipeline", _WARNINGS, _THREADS), level),  # a user must see what the job waits for
         console.name: logging.ERROR if level == logging.ERROR else logging.INFO,
         **dict.fromkeys(_NOISY, logging.ERROR),
     }
@@ -107,14 +127,28 @@ def log_lines(*, log_format: str = "text", log_level: str = "warning", stamped: 
     for name, of_command in levels.items():
         logging.getLogger(name).setLevel(of_command)
     root.addHandler(handler)
+    console.addHandler(handler)
+    console.propagate = False  # handlers of the user's would write these lines once more
+    logging.captureWarnings(True)
+    hook, threading.excepthook = threading.excepthook, _log_exception
     try:
         yield handler
     finally:
+        threading.excepthook = hook
+        logging.captureWarnings(False)
+        console.propagate = True
+        console.removeHandler(handler)
         root.removeHandler(handler)
         for name, former in levels_before.items():
             logging.getLogger(name).setLevel(former)
         with contextlib.suppress(OSError):  # lines that could not be written
             kept.close() if kept else None
+
+
+def _log_exception(raised: threading.ExceptHookArgs) -> None:
+    """Logs what ended a thread."""
+    if raised.exc_type is not SystemExit and raised.exc_value:
+        logging.getLogger(_THREADS).error("exception in %s", raised.thread and raised.thread.name, exc_info=raised.exc_value)
 
 
 def _current() -> LineHandler | None:

@@ -5,8 +5,10 @@ import json
 import logging
 import os
 import re
+import subprocess
 import sys
 import threading
+import warnings
 
 import pytest
 
@@ -26,9 +28,9 @@ def objects(text):
     ("level", "shown"),
     [
         pytest.param(
-            "warning", rf"{STAMP}Z one\n{STAMP}Z warning: t\\x1bwo\n{STAMP}Z WARNING pipeline.x: e\nerror: three\n", id="text"
+            "warning", rf"{STAMP}Z one\n{STAMP}Z warning: t\\x1bwo\n{STAMP}Z WARNING pipeline.x: e\nerror: th\\nree\n", id="text"
         ),
-        pytest.param("error", r"error: three\n", id="quiet"),
+        pytest.param("error", r"error: th\\nree\n", id="quiet"),
     ],
 )
 def test_lines_of_text_have_time_stamps_but_the_last_error_and_steer_no_terminal(level, shown, capfd):
@@ -37,8 +39,8 @@ def test_lines_of_text_have_time_stamps_but_the_last_error_and_steer_no_terminal
         console.warning("t\x1bwo")
         logging.getLogger("pipeline.x").warning("e")
         logging.getLogger("apache_beam").error("of a library")
-        console.error("%s", "three")
-    assert re.fullmatch(shown, capfd.readouterr().err) and log.last_error == "three"
+        console.error("%s", "th\nree")
+    assert re.fullmatch(shown, capfd.readouterr().err) and log.last_error == r"th\nree"
 
 
 def test_a_command_within_a_command_writes_each_line_once(capfd):
@@ -48,7 +50,7 @@ def test_a_command_within_a_command_writes_each_line_once(capfd):
 
 
 def test_all_that_is_logged_is_one_json_object_a_line(capfd):
-    """Also a traceback, lines of many threads, and one from a signal handler."""
+    """Also tracebacks, warnings, lines of many threads, and one from a signal handler."""
     with log_lines(log_format="json", log_level="info"):
         bind_run_id("r1")
         logging.getLogger("absl").warning("from\nabsl")
@@ -57,6 +59,8 @@ def test_all_that_is_logged_is_one_json_object_a_line(capfd):
             raise ValueError("why")
         except ValueError:
             logging.getLogger("pipeline.x").info("failed", exc_info=True, extra={"image": "a.jpg", "reason": "r", "request": ""})
+        warnings.warn("of https://me:secret@host/", stacklevel=1)
+        threading.Thread(target=int, args=("x",), name="of a library").start()
         threads = [threading.Thread(target=lambda: [console.info("in parts") for _ in range(50)]) for _ in range(4)]
         for thread in threads:
             thread.start()
@@ -66,11 +70,43 @@ def test_all_that_is_logged_is_one_json_object_a_line(capfd):
         console.error("last")
     said = objects(capfd.readouterr().err)
     assert all(each["run"] == "r1" and re.fullmatch(rf"{STAMP}\.\d{{6}}Z", each["time"]) for each in said)
-    absl, failed, *parts, stopping, last = said
+    warned, ended = ([each for each in said if each.get("logger") == name] for name in ("py.warnings", "threading"))
+    assert "of https://host/" in warned[0]["message"] and ended[0]["message"].startswith("exception in of a library\nTraceback")
+    absl, failed, *parts, stopping, last = (each for each in said if each not in warned + ended)
     assert (absl["severity"], absl["message"], absl["logger"]) == ("WARNING", "from\nabsl", "absl")
     assert failed["message"].endswith("ValueError: why") and (failed["image"], failed["reason"]) == ("a.jpg", "r")
     assert "request" not in failed and {each["message"] for each in parts} == {"in parts"} and len(parts) == 200
     assert (stopping["message"], last["severity"], last["message"]) == ("stopping", "ERROR", "last")
+
+
+BEAM = """from apache_beam.runners.worker.log_handler import FnApiLogRecordHandler as Handler
+handler = Handler.__new__(Handler)
+logging.Handler.__init__(handler)
+Handler.emit = lambda *_: None
+logging.getLogger().addHandler(handler)"""
+
+
+@pytest.mark.parametrize(
+    ("setup", "shown"),
+    [
+        pytest.param("", "a line", id="no log"),
+        pytest.param(BEAM, "a line", id="a worker of Beam, whose launcher may not listen"),
+        pytest.param("logging.basicConfig()", "INFO:detect-objects:a line", id="a log of its own"),
+    ],
+)
+def test_a_line_for_a_person_is_seen_outside_of_a_command_once(capfd, setup, shown):
+    code = f"import logging\n{setup}\nfrom pipeline.log_lines import console\nconsole.info('a line')"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert capfd.readouterr().err.splitlines() == [shown]
+
+
+def test_an_error_is_seen_where_a_library_has_disabled_all_loggers(capfd):
+    def fails():
+        console.disabled = True  # as `logging.config.dictConfig` does by default
+        raise OSError("a disk")
+
+    assert run_command(fails, "failed") == 1
+    assert capfd.readouterr().err == "error: failed: a disk\n"
 
 
 def test_a_mistake_in_the_config_is_json_too(tmp_path, capfd):
