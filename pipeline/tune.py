@@ -136,7 +136,7 @@ def candidates(stage: str, config: Config) -> list[Settings]:
         pairs = [(engine, precision) for engine in _engines(config) for precision in precisions[engine]]
         return [dict(zip(_ENGINE, pair, strict=True)) for pair in pairs if pair != (detect.engine, detect.precision)]
     values: dict[str, list[Any]] = {
-        "concurrent_batches": sorted({1, cpus, 2 * cpus}),
+        "concurrent_batches": [1, 2, 4, 6] if gpus else sorted({1, cpus, 2 * cpus}),
         "intra_op_threads": [] if is_remote else sorted({1, cpus}),
         "batch_sizes": [] if one_image else [[2**power for power in range(each.bit_length())] for each in largest],
         "feeder_processes": sorted({max(1, cpus // 2), 2 * cpus}),

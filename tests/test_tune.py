@@ -140,7 +140,7 @@ def test_the_best_is_what_was_faster_in_each_turn(best, other, wins):
     assert better(former, newcomer) is former
 
 
-def test_stages_try_what_changes_something():
+def test_stages_try_what_changes_something(monkeypatch):
     engines = candidates("engine", DIGITS)
     assert {"detect.engine": "tensorflow", "detect.precision": "float32"} not in engines
     assert {"detect.engine": "tensorflow", "detect.precision": "bfloat16"} in engines
@@ -151,6 +151,9 @@ def test_stages_try_what_changes_something():
     for stage in tune.STAGES[1:]:
         for change in candidates(stage, DIGITS):
             assert change not in candidates(stage, load_config([], change)), "the best of an earlier stage"
+    monkeypatch.setattr(tune, "nvidia_gpus", lambda: 1)
+    in_flight = [one["detect.concurrent_batches"] for one in candidates("concurrent_batches", DIGITS)]
+    assert in_flight == [1, 2, 4, 6], "a GPU needs a few batches, however many cores there are"
 
 
 def test_what_wins_is_a_config_to_include_that_names_its_machine(tmp_path):
