@@ -41,6 +41,12 @@ def printable(line: str) -> str:
     return "".join(c if c.isprintable() or c in _JOINERS else c.encode("unicode_escape").decode("ascii") for c in line)
 
 
+def _for_person(text: str, level: int) -> str:
+    """One line, without secrets, which begins with its level from `warning` on."""
+    prefix = f"{logging.getLevelName(level).lower()}: " if level > logging.INFO else ""
+    return prefix + printable(masked_text(text))
+
+
 class LineHandler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 has no arguments for it
     """Writes each record as a line, with secrets masked.
 
@@ -68,18 +74,18 @@ class LineHandler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.
 
     def format(self, record: logging.LogRecord) -> str:
         """The line of a record, without its end; takes no lock, so that a signal handler may call it."""
-        text = masked_text(super().format(record))  # the message, and behind it a traceback
+        text = super().format(record)  # the message, and behind it a traceback
         level, for_person = record.levelname, record.name == console.name
         now = datetime.datetime.fromtimestamp(record.created, datetime.timezone.utc).replace(tzinfo=None)
         if self._as_json:
             fields = {"run": self.run} | {name: getattr(record, name, "") for name in FIELDS}
             fields |= {"logger": "" if for_person else record.name}
-            line = {"time": now.isoformat(timespec="microseconds") + "Z", "severity": level, "message": text.strip()}
+            line = {"time": now.isoformat(timespec="microseconds") + "Z", "severity": level, "message": masked_text(text.strip())}
             return json.dumps(line | {name: value for name, value in fields.items() if value}, default=str)
-        if not for_person:
-            text = "\n".join(map(printable, f"{level} {record.name}: {text}".split("\n")))
+        if for_person:
+            text = _for_person(text, record.levelno)
         else:
-            text = printable(text if record.levelno <= logging.INFO else f"{level.lower()}: {text}")
+            text = "\n".join(map(printable, masked_text(f"{level} {record.name}: {text}").split("\n")))
         is_plain = not self._stamped or (for_person and record.levelno >= logging.ERROR)
         return text if is_plain else f"{now.isoformat(timespec='seconds')}Z {text}"
 
@@ -97,8 +103,7 @@ class _OutsideOfCommands(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if all(type(handler).__module__.startswith("apache_beam.") for handler in logging.getLogger().handlers):
-            prefix = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
-            print(prefix + printable(masked_text(record.getMessage())), file=sys.stderr, flush=True)
+            print(_for_person(record.getMessage(), record.levelno), file=sys.stderr, flush=True)
 
 
 console.setLevel(logging.INFO)
@@ -164,10 +169,10 @@ def bind_run_id(name: str) -> None:
 def write_unlocked(text: str, level: int = logging.INFO) -> None:
     """Writes a line without any lock: a signal handler may interrupt a write, and a stuck thread may hold the log's lock."""
     record = logging.LogRecord(console.name, level, "", 0, text, (), None)
-    log, prefix = _current(), "error: " if level >= logging.ERROR else ""
+    log = _current()
     if level >= console.level:
         with contextlib.suppress(OSError):  # the reader has left: a signal handler must act all the same
-            os.write(2, f"{log.format(record) if log else prefix + text}\n".encode())
+            os.write(2, f"{log.format(record) if log else _for_person(text, level)}\n".encode())
 
 
 def kept_open(stream: Any) -> Any:
