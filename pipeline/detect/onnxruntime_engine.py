@@ -6,7 +6,7 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from pipeline.config import DetectConfig, ModelConfig
@@ -40,12 +40,10 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     check_installed("onnxruntime", "onnxruntime", " (on a GPU: onnxruntime-gpu)")
     if detect.precision != "float32":
         raise ModelError("engine onnxruntime: expected no --precision; an ONNX file has a precision of its own")
-    open_session = _opener(folder, file, detect)
-    session = open_session()
-    names = [one.name for one in session.get_outputs()]
-    run = _Sessions(open_session, session, names).run
+    sessions = _Sessions(_opener(folder, file, detect))
+    session = sessions.opened()
     inputs, outputs = ({one.name: _tensor(one) for one in ones} for ones in (session.get_inputs(), session.get_outputs()))
-    signature = channels_last(Signature(inputs, outputs, run))
+    signature = channels_last(Signature(inputs, outputs, sessions.run))
     metadata = describe_onnx(signature, local, folder, model, detect, properties=session.get_modelmeta().custom_metadata_map)
     batch = signature.batch_of(metadata)
     gpu = session.get_providers()[0] != _CPU
@@ -59,16 +57,21 @@ class _Sessions:
     The arena of the first keeps what the batch has taken, and then has no memory for a smaller one either.
     """
 
-    def __init__(self, open_session: Callable[[], Any], session: Any, names: Sequence[str]):
-        self._open, self._session, self._names = open_session, session, names
-        self._lock = threading.Lock()
+    def __init__(self, open_session: Callable[[], Any]):
+        self._open, self._lock = open_session, threading.Lock()
+        self._session: Any = None
+
+    def opened(self) -> Any:
+        """The session that is in use."""
+        with self._lock:
+            self._session = self._session or self._open()
+            return self._session
 
     def run(self, feed: Arrays) -> Arrays:
         session = None
         try:
-            with self._lock:
-                session = self._session = self._session or self._open()
-            return dict(zip(self._names, session.run(self._names, dict(feed)), strict=True))
+            session = self.opened()
+            return dict(zip([one.name for one in session.get_outputs()], session.run(None, dict(feed)), strict=True))
         except Exception as err:  # its classes have no base of their own
             if not any(words in f"{err} {err.__cause__}" for words in _NO_MEMORY):
                 raise ModelFailed(first_line(err)) from err
