@@ -58,6 +58,7 @@ _START_ANSWERS_S = 600.0  # a large model on a busy machine, or a server that wa
 _ANSWERS_S, _TIMES_START = 60.0, 6.0  # a candidate answers within so many times what the start took to load, at least 60 s
 _PRECISIONS = {"tensorflow": ("float32", "bfloat16"), "openvino": ("float32", "bfloat16", "int8"), "onnxruntime": ("float32",)}
 _PRECISIONS_ON_GPU = {**_PRECISIONS, "tensorflow": ("float32", "float16")}
+_ON_GPU = ("tensorflow", "onnxruntime")  # engines that use a GPU of this machine
 _ENGINE = ("detect.engine", "detect.precision")
 _SPAWN = multiprocessing.get_context("spawn")
 _STOPS = (signal.SIGINT, signal.SIGTERM)
@@ -136,7 +137,7 @@ def candidates(stage: str, config: Config) -> list[Settings]:
         pairs = [(engine, precision) for engine in _engines(config) for precision in precisions[engine]]
         return [dict(zip(_ENGINE, pair, strict=True)) for pair in pairs if pair != (detect.engine, detect.precision)]
     values: dict[str, list[Any]] = {
-        "concurrent_batches": [1, 2, 4, 6] if gpus else sorted({1, cpus, 2 * cpus}),
+        "concurrent_batches": [1, 2, 4, 6] if gpus and detect.engine in _ON_GPU else sorted({1, cpus, 2 * cpus}),
         "intra_op_threads": [] if is_remote else sorted({1, cpus}),
         "batch_sizes": [] if one_image else [[2**power for power in range(each.bit_length())] for each in largest],
         "feeder_processes": sorted({max(1, cpus // 2), 2 * cpus}),

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline import tune
 from pipeline.config import Config, DetectConfig, ModelConfig, load_config
-from pipeline.limits import machine
+from pipeline.limits import available_cpus, machine
 from pipeline.tune import Result, better, candidates, decide, main, race
 from tests.conftest import REPO
 from tests.processes import has_ended, running, wait_until
@@ -152,8 +152,9 @@ def test_stages_try_what_changes_something(monkeypatch):
         for change in candidates(stage, DIGITS):
             assert change not in candidates(stage, load_config([], change)), "the best of an earlier stage"
     monkeypatch.setattr(tune, "nvidia_gpus", lambda: 1)
-    in_flight = [one["detect.concurrent_batches"] for one in candidates("concurrent_batches", DIGITS)]
-    assert in_flight == [1, 2, 4, 6], "a GPU needs a few batches, however many cores there are"
+    in_flight, at_server = candidates("concurrent_batches", DIGITS), candidates("concurrent_batches", served)
+    assert [one["detect.concurrent_batches"] for one in in_flight] == [1, 2, 4, 6], "a GPU needs a few batches"
+    assert {"detect.concurrent_batches": 2 * available_cpus()} in at_server, "a server has nothing to do with this GPU"
 
 
 def test_what_wins_is_a_config_to_include_that_names_its_machine(tmp_path):
