@@ -92,7 +92,7 @@ def test_an_installed_copy_finds_configs_and_bundled_model(installed, tmp_path, 
     args = ["--config", config, "--input", "in", "--output", "out", "--model", "digits", "--dry-run"]
     done = run_installed(installed, tmp_path, "detect-objects", *args, XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    assert "digits 1, 320x320 letterbox, 10 classes" in done.stdout and "input    1 image" in done.stdout
+    assert "digits 1, 320x320 letterbox, 10 classes" in done.stdout and "input    1 image\n" in done.stdout
     assert files_in(installed) == before
 
 

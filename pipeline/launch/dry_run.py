@@ -21,7 +21,7 @@ from pipeline.read.dead_letter_replay import are_letters
 from pipeline.read.fetch import fetch
 from pipeline.read.names import is_container
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, mostly_outside
-from pipeline.stats.summary import left_out_line
+from pipeline.stats.summary import left_out_line, n_images
 
 _SHOWN = 5  # names, or objects
 _TRIED = 5  # images
@@ -42,7 +42,7 @@ def input_lines(new: Sequence[ImageRef], dead: Sequence[DeadLetter], done: int, 
     skipped = f", and {done} that are done" if done else ""
     lines = f", and {len(bad)} lines of manifests that name none" if bad else ""
     files = f"; skipped: {left_out_line(left_out)}" if left_out else ""
-    yield f"input    {len(images)} image{'s' * (len(images) != 1)}{skipped}{lines}{files}"
+    yield f"input    {n_images(len(images))}{skipped}{lines}{files}"
     yield from shown(images)
     yield from shown(bad)
     yield from (f"warning  {letter.message}" for letter in [each for each in dead if each.reason != "bad_line"][:1])

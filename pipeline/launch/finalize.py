@@ -24,7 +24,7 @@ from pipeline.results.run import Run, remove_abandoned
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import REPORT_SAMPLES, chosen
-from pipeline.stats.summary import RunFacts, left_out_line, summarise
+from pipeline.stats.summary import RunFacts, left_out_line, n_images, summarise
 from pipeline.storage.files import delete_files, write_file
 from pipeline.storage.globs import escape_glob
 
@@ -79,7 +79,7 @@ class JobReport:
         before = f" ({summary['done_before']} of them done before)" if summary["done_before"] else ""
         submission = f" and {summary['submission_seconds']:.1f} s of submission" if "submission_seconds" in summary else ""
         yield (
-            f"{_images(images['read'])} read: {images['detected']} detected, {images['dead']} dead, {images['skipped']} skipped"
+            f"{n_images(images['read'])} read: {images['detected']} detected, {images['dead']} dead, {images['skipped']} skipped"
             f"{before}; {summary['detections']} objects; {summary['images_per_second']:.1f} images/s in "
             f"{summary['wall_seconds']:.1f} s after {summary['startup_seconds']:.1f} s of start-up{submission}"
         )
@@ -93,7 +93,7 @@ class JobReport:
         for warning in summary.get("warnings", ()):
             yield f"  warning: {warning}"
         if "recovered" in summary:
-            yield f"  recovered {summary['recovered']} of {_images(images['read'] - images['skipped'], 'failed ')}"
+            yield f"  recovered {summary['recovered']} of {n_images(images['read'] - images['skipped'], 'failed ')}"
             if "not_allowed" in summary["dead_by_reason"]:
                 yield "  not allowed are images outside of the folders that --input and --allow-uri-prefix name"
         if canary:
@@ -109,7 +109,7 @@ class JobReport:
         if stats.dead_share > self.max_dead_share:
             console.error(
                 "%s of %s failed, more than max_dead_share = %g%s; see %s/dead_letters",
-                *(stats.failed, _images(stats.detected + stats.failed), self.max_dead_share, _commonest(stats), self.run.output),
+                *(stats.failed, n_images(stats.detected + stats.failed), self.max_dead_share, _commonest(stats), self.run.output),
             )
             return FAILED
         return DONE
@@ -124,10 +124,6 @@ def names_of_files(write: WriteConfig, detected: bool = True, dead: bool = True)
         "samples/": detected and write.samples > 0,
     }
     return [REPORT, SUMMARY, *(name for name, wanted in optional.items() if wanted)]
-
-
-def _images(number: int, kind: str = "") -> str:
-    return f"{number} {kind}image{'s' * (number != 1)}"
 
 
 def _named(model: Mapping[str, Any]) -> str:

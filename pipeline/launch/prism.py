@@ -26,7 +26,7 @@ _START_SECONDS = 30.0
 # runs a command that ends whenever this process does: the shell's standard input, a pipe, closes then
 WITH_PARENT = 'exec 3<&0; "$@" 3<&- & child=$!; { read -r _ <&3; kill $child; } & wait $child'
 _HOW = (
-    f"Prism is not here and could not be fetched; get it with "
+    "Prism is not here and could not be fetched; get it with "
     f"`go install github.com/apache/beam/sdks/v2/go/cmd/prism@v{__version__}` and give its path as --prism_location"
 )
 

@@ -105,6 +105,15 @@ def doubts(stats: JobStats, config: Mapping[str, Any]) -> Iterator[str]:
         yield f"none of {images} images has an object; see score_threshold, model.value_range and model.box_units"
 
 
+def n_images(number: int, kind: str = "") -> str:
+    """How many images of a kind, for a person.
+
+    >>> n_images(1), n_images(2, "failed ")
+    ('1 image', '2 failed images')
+    """
+    return f"{number} {kind}image{'s' * (number != 1)}"
+
+
 def left_out_line(kinds: Mapping[str, int]) -> str:
     """How many files of which kinds are no images, for a person.
 
