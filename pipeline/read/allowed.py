@@ -9,10 +9,9 @@ import urllib.parse
 from collections.abc import Iterable, Sequence
 
 from pipeline.failures import ImageError
-from pipeline.read.names import file_of
+from pipeline.read.names import CONTROL, file_of
 
 MAX_URI = 2048  # an object's name has at most 1024 bytes
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SHOWN = 5
 _FILE = re.compile(r"file://(?:localhost)?(?=/)", re.IGNORECASE)
 
@@ -26,7 +25,7 @@ def is_allowed(uri: str, prefixes: Iterable[str]) -> bool:
     if len(uri) > MAX_URI:
         return False
     decoded = urllib.parse.unquote(urllib.parse.unquote(uri))
-    if _CONTROL.search(decoded) or ".." in re.split(r"[/\\]", decoded):
+    if CONTROL.search(decoded) or ".." in re.split(r"[/\\]", decoded):
         return False
     if not any(_is_under(uri, prefix) for prefix in prefixes):
         return False

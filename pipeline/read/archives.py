@@ -29,7 +29,7 @@ from pipeline.failures import ImageError, one_line
 from pipeline.image_formats import HEAD_BYTES, format_by_start
 from pipeline.limits import MEMORY
 from pipeline.read.fetch import open_file
-from pipeline.read.names import names_image
+from pipeline.read.names import CONTROL, names_image
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from pipeline.storage.store import is_transient_error
 
@@ -164,7 +164,7 @@ def _in_tar(opened: Any) -> Iterator[_Member]:
     blocks = _Bounded(unpack(opened, "rb") if unpack else opened, _HEADERS_BYTES, too_much)
     left = MEMORY.budget(_MEMBERS_BYTES) / _OF_NAME
     archive: Any  # has attributes of which its type does not know
-    with tarfile.open(fileobj=blocks, mode="r|", bufsize=_BLOCK) as archive:
+    with tarfile.open(fileobj=blocks, mode="r|", bufsize=_BLOCK, encoding="utf-8") as archive:
         while (info := archive.next()) is not None:
             archive.members = []  # else it keeps all
             blocks.most = archive.offset + _HEADERS_BYTES
@@ -199,11 +199,12 @@ def _image_of(member: _Member, ref: ImageRef, max_bytes: int) -> EncodedImage | 
 
 
 def _fault_of_name(name: str) -> str:
-    if name.startswith("/") or ".." in re.split(r"[/\\]", name) or not name.isprintable():
-        return "has a name that is none of a file below a folder"
+    if name.startswith("/") or ".." in re.split(r"[/\\]", name) or CONTROL.search(name):
+        return "has a name with control characters, or of no file below a folder"
     if video_frame(name):
         return "is a video within an archive, which is not opened; unpack the archive"
-    return "is an archive within an archive, which is not opened" if archive_member(posixpath.basename(name)) else ""
+    found = archive_member(posixpath.basename(name))
+    return "is an archive within an archive, which is not opened" if found and not found[1] else ""
 
 
 def _bad(ref: ImageRef, fault: str) -> DeadLetter:

@@ -13,7 +13,7 @@ from pipeline.errors import InputError
 from pipeline.image_formats import HEAD_BYTES, format_by_start
 from pipeline.read.allowed import may_name, refusal
 from pipeline.read.manifests import is_manifest, read_manifest
-from pipeline.read.names import file_of, kind_of, names_image
+from pipeline.read.names import file_of, is_of_macos, kind_of, names_image
 from pipeline.records import DeadLetter, ImageRef
 from pipeline.results.layout import kind_of_rows, own_files
 from pipeline.storage.globs import has_wildcard, real_path
@@ -137,7 +137,11 @@ def _sorted_out(files: Iterable[FoundFile], own: Callable[[str], bool], named: C
         for file in files:
             if own(file.path) or kind_of_rows(file.path):
                 yield OWN
-            elif names_image(file.path) or _is_named(file.path, named):
+            elif _is_named(file.path, named):
+                yield file
+            elif is_of_macos(file.path):
+                yield kind_of(file.path)
+            elif names_image(file.path):
                 yield file
             else:
                 checks.append(pool.submit(_by_content, file))

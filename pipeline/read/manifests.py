@@ -29,6 +29,7 @@ _NAMING = ("uri", "path", "file", "filename", "image")  # columns that name the 
 _OURS = frozenset({"uri", "path", "image", "generation"})
 _FOLDERS_KNOWN = 4096
 _LONGEST_LINE = 1 << 20  # characters; as JSON it may take 25 times as many bytes
+_BLANK = " \t\r\n"  # around a name; other spaces of Unicode belong to it
 
 Named = tuple[str, Mapping[str, Any]]  # an image's URI, and the other fields of its line
 
@@ -129,12 +130,12 @@ class _Lines:
 
 
 def _in_text(line: str) -> Named | None:
-    uri = line.strip()
+    uri = line.strip(_BLANK)
     return (uri, {}) if uri and not uri.startswith("#") else None
 
 
 def _in_csv(cells: list[str]) -> list[str] | None:
-    cells = [cell.strip() for cell in cells]
+    cells = [cell.strip(_BLANK) for cell in cells]
     return cells if any(cells) else None
 
 

@@ -18,6 +18,10 @@ _IMAGE = re.compile(  # the formats of the second line are not decoded, and beco
 )
 _RECORDS = re.compile(r"(.*\.(?:tf)?records?(?:[-_*?\[][^./]*?)?(?:\.gz)?)(?:@(\d{1,18})-(\d{0,18}))?", re.IGNORECASE | re.DOTALL)
 _ENDING = re.compile(r"\.[a-z0-9_]{1,10}")
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+"""Control characters of ASCII, which the name of an image from elsewhere may not have; any other character may be in it."""
+
+_OF_MACOS = "._* of macOS"  # the kind of AppleDouble files
 
 
 def record_range(name: str) -> tuple[str, int, int | None] | None:
@@ -63,11 +67,22 @@ def full_name(uri: str, real_folder: Callable[[str], str] = real_folder) -> str:
     return real_path(path, real_folder) + uri[len(file) :]
 
 
+def is_of_macos(path: str) -> bool:
+    """Whether a file is what macOS adds beside one on a disk that keeps no attributes: `._<name>`, AppleDouble, no image.
+
+    >>> is_of_macos("photos/._a.jpg"), is_of_macos("._photos/a.jpg")
+    (True, False)
+    """
+    return path.rpartition("/")[2].startswith("._")
+
+
 def kind_of(path: str) -> str:
     """The kind of a file that is no image, as reports show it: its ending.
 
-    >>> [kind_of(path) for path in ("in/a.jpg.JSON", "in/README", "in/.DS_Store", "a.so long an ending")]
-    ['.json', 'no ending', 'no ending', 'other']
+    >>> [kind_of(path) for path in ("in/a.jpg.JSON", "in/README", "in/.DS_Store", "a.so long an ending", "in/._a.jpg")]
+    ['.json', 'no ending', 'no ending', 'other', '._* of macOS']
     """
+    if is_of_macos(path):
+        return _OF_MACOS
     ending = posixpath.splitext(posixpath.basename(path))[1].lower()
     return ending if _ENDING.fullmatch(ending) else "other" if ending else "no ending"

@@ -35,7 +35,7 @@ from pipeline.failures import ImageError
 from pipeline.image_formats import format_by_start
 from pipeline.read.allowed import MAX_URI, is_allowed
 from pipeline.read.dead_letter_replay import image_entry, is_dead_letter, load_json, original_message
-from pipeline.read.names import full_name
+from pipeline.read.names import CONTROL, full_name
 from pipeline.records import INLINE, DeadLetter, EncodedImage, Image, ImageRef, row_bytes
 from pipeline.secrets import public_address, with_public_addresses
 
@@ -44,7 +44,6 @@ MAX_INLINE_BYTES = 20_000_000  # of a message's inline images together
 _MAX_TEXT = 1024  # characters of an id, a name, a generation; Pub/Sub's own attributes have as many bytes
 _BUCKET = re.compile(r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]")
 _SIZE = re.compile(r"[0-9]{1,15}")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SCHEME = re.compile(rb"\s*(/|[A-Za-z][A-Za-z0-9+.-]*://)[^\r\n]*\s*")
 _KNOWN = frozenset({"uri", "bytes", "content", "name", "generation", "request_id", "images"})
 
@@ -240,7 +239,7 @@ def _image(entry: dict[str, Any], allowed: Sequence[str], bytes_left: int, of_me
     if len(content) > bytes_left:
         raise ImageError("message", "too_large", f"expected at most {MAX_INLINE_BYTES} bytes of inline images in a message")
     digest = hashlib.sha256(content).hexdigest()[:32]
-    name = _CONTROL.sub("?", _text(entry.get("name")) or digest)
+    name = CONTROL.sub("?", _text(entry.get("name")) or digest)
     return EncodedImage(ImageRef(INLINE + name, digest, len(content), extra=extra, **of_message), content)
 
 

@@ -53,7 +53,6 @@ def members(path):
     return [image.ref.uri.partition("#")[2] if isinstance(image, EncodedImage) else image.message for image in found]
 
 
-@pytest.mark.xfail(strict=True, reason="D7")
 @given(names)
 @every_odd
 def test_any_name_is_read_from_a_zip_and_a_tar_file(tmp_path_factory, names):
@@ -70,7 +69,6 @@ def test_any_name_is_read_from_a_zip_and_a_tar_file(tmp_path_factory, names):
         assert members(f"{folder}/a.tar") == names
 
 
-@pytest.mark.xfail(strict=True, reason="D7")
 @pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_a_name_of_bytes_that_are_no_utf8_is_read_from_a_tar_file(tmp_path, format):
     with tarfile.open(tmp_path / "a.tar", "w", format=format, encoding="utf-8", errors="surrogateescape") as packed:
@@ -79,7 +77,6 @@ def test_a_name_of_bytes_that_are_no_utf8_is_read_from_a_tar_file(tmp_path, form
     assert members(f"{tmp_path}/a.tar") == [long, f"{UNKNOWN_BYTES}.jpg"]
 
 
-@pytest.mark.xfail(strict=True, reason="D7")
 @pytest.mark.parametrize("name", ["new\nline.jpg", "\x1b[31m.jpg", "del\x7f.jpg"])
 def test_control_characters_are_refused(tmp_path, name):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
@@ -88,7 +85,6 @@ def test_control_characters_are_refused(tmp_path, name):
     assert message.endswith("has a name with control characters, or of no file below a folder")
 
 
-@pytest.mark.xfail(strict=True, reason="D7")
 @given(names)
 @every_odd
 def test_any_name_comes_back_from_each_kind_of_manifest(names):
@@ -148,7 +144,6 @@ def test_any_name_on_a_disk_is_listed_and_kept_in_rows(tmp_path_factory, names):
         assert sorted(row.uri for row in read_rows(f"{folder}/out")) == uris
 
 
-@pytest.mark.xfail(strict=True, reason="D7")
 @pytest.mark.parametrize("pattern", ["*.jpg", "**", "._*", "*"])
 def test_what_macos_adds_beside_a_file_is_no_image_under_any_pattern(tmp_path, pattern):
     """An AppleDouble file, `._<name>`, has the attributes of the file beside it."""
