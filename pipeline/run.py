@@ -92,7 +92,7 @@ def _run(argv: Sequence[str], started_at: float) -> int:
         launch = importlib.import_module(f"pipeline.launch.{'streaming' if config.mode == 'streaming' else 'batch'}")
     command = shlex.join(["python", "-m", "pipeline.run", *masked_arguments(argv)])
     job = launch.prepare(config, beam_flags, command, started_at)
-    check_model_is_named(config)
+    check_model_is_named(config.model, config.detect)
     return int(launch.show_plan(job) if flags.dry_run else launch.run(job))
 
 

@@ -96,7 +96,7 @@ def _tune(flags: argparse.Namespace) -> int:
     given = {"model.path": flags.model} if flags.model else {}
     config = load_config(flags.config, given)
     photos = _first_photos(flags.input)
-    check_model_is_named(config)
+    check_model_is_named(config.model, config.detect)
     ends, best = time.monotonic() + flags.budget_s, Result({})
     try:
         with race(flags.config, given, photos, flags.min_agreement) as measure:

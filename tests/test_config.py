@@ -7,7 +7,6 @@ import time
 import zoneinfo
 
 import pytest
-from pydantic import ValidationError
 
 from models.metadata import DetectorMetadata, metadata_to_json
 from pipeline.config import Config, DetectConfig, ModelConfig, load_config, settings
@@ -135,7 +134,7 @@ def test_a_transform_checks_its_settings_like_a_file():
     model, detect, *_ = transform._handler._load.args
     assert detect == DetectConfig(classes=("a",), batch_sizes=(1, 2))
     assert isinstance(hash((model, detect)), int)
-    with pytest.raises(ValidationError, match="score_threshold"):
+    with pytest.raises(ConfigError, match="score_threshold"):
         DetectObjects("m", score_threshold=40)
 
 

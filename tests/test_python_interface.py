@@ -25,8 +25,6 @@ from pipeline.config import ReadConfig
 from pipeline.errors import ConfigError
 from tests.detect.test_engines import BOX, HW, image, load_toy
 
-pytestmark = pytest.mark.xfail(strict=True, reason="detect_images takes records, and settings raise errors of pydantic")
-
 PIXELS = np.zeros((*HW, 3), np.uint8)
 PIXELS[BOX[1] : BOX[3], BOX[0] : BOX[2], 0] = 255  # a red rectangle; the toy looks at the red channel
 SIDEWAYS = 6  # EXIF: turn by 90 degrees to the right

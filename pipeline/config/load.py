@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from pipeline.config.mistakes import what_is_wrong
 from pipeline.config.paths import read_yaml
-from pipeline.config.sections import Config, MonitoringConfig, settings
+from pipeline.config.sections import Config, DetectConfig, ModelConfig, MonitoringConfig, settings
 from pipeline.errors import ConfigError
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -31,16 +31,16 @@ def load_config(paths: Sequence[str], overrides: Mapping[str, Any]) -> Config:
         return TypeAdapter(Config).validate_python(tree)
     except ValidationError as err:
         flags = {setting.key: setting.flag for setting in settings() if setting.key in overrides}
-        raise ConfigError(what_is_wrong(err, " and ".join(paths) or "the flags", flags)) from err
+        raise ConfigError(what_is_wrong(err, " and ".join(paths) or "the flags", flags, settings())) from err
 
 
-def check_model_is_named(config: Config) -> None:
-    """Refuses a config that names no model: the bundled one instead would publish digits as results.
+def check_model_is_named(model: ModelConfig, detect: DetectConfig) -> None:
+    """Refuses a model without a path: the bundled one instead would publish digits as results.
 
     Raises:
       ConfigError: No model is named.
     """
-    if not config.model.path:
+    if not model.path and not detect.is_own_engine:
         raise ConfigError(
             "no model: expected --model with a SavedModel or a folder of versions; --model digits is the bundled one"
         )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import ValidationError
 
-from pipeline.config.sections import settings
+from pipeline.config.setting import Setting
 from pipeline.secrets import MASK, is_secret
 
 _NEAR = 0.75  # difflib's ratio of one or two typos
@@ -42,13 +42,20 @@ _ELSEWHERE = {  # flags of YOLO's tools, Ultralytics and other common programs
 _FLAGS = {name: flag for names, flag in _ELSEWHERE.items() for name in names.split()}
 
 
-def what_is_wrong(err: ValidationError, source: str, flags: Mapping[str, str]) -> str:
-    """The first error in one line, for values of a source, or of the command line, which has a flag for their keys."""
+def what_is_wrong(err: ValidationError, source: str, flags: Mapping[str, str], known: Sequence[Setting]) -> str:
+    """The first error in one line.
+
+    Args:
+      err: All errors.
+      source: Where the values are from: files, or the name of a section that code makes.
+      flags: By key, of values that are from the command line.
+      known: The settings that there are.
+    """
     first = err.errors(include_url=False, include_context=False)[0]
     path = [part for part in first["loc"] if isinstance(part, str) and part != "[key]"]
     key = ".".join(path)
     if first["type"] == "unexpected_keyword_argument":
-        return f"{source}: unknown key {_shown(key)}; {_near_key(path)}"
+        return f"{source}: unknown key {_shown(key)}; {_near_key(path, known)}"
     wanted = first["msg"]
     for pattern, words in _WORDS.items():
         wanted = re.sub(pattern, words, wanted)
@@ -70,8 +77,8 @@ def near_flag(flag: str, known: Iterable[str]) -> str:
     return f"did you mean {flags[near[0]]}?" if near else ""
 
 
-def _near_key(path: list[str]) -> str:
-    keys = {_bare(name): setting.key for setting in settings() for name in (setting.name, setting.flag) if name}
+def _near_key(path: list[str], known: Sequence[Setting]) -> str:
+    keys = {_bare(name): setting.key for setting in known for name in (setting.name, setting.flag) if name}
     sections = {key.partition(".")[0] for key in keys.values() if "." in key}
     names = keys | {section: section for section in sections if len(path) == 1}
     here = re.split("[ ,]", _FLAGS.get(_bare(path[-1]), path[-1]))[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -13,6 +13,7 @@ from pydantic import (
     ConfigDict,
     Field,
     TypeAdapter,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -22,8 +23,10 @@ from pydantic_core import ArgsKwargs
 
 from models import metadata
 from pipeline.config import dates as days
+from pipeline.config.mistakes import what_is_wrong
 from pipeline.config.paths import read_yaml
 from pipeline.config.setting import (
+    ENGINES,
     MOST,
     Count,
     Device,
@@ -41,8 +44,10 @@ from pipeline.config.setting import (
     declare,
     settings_in,
 )
+from pipeline.errors import ConfigError
 from pipeline.secrets import masked_options, masked_url, without_secrets
 
+_Section = TypeVar("_Section")
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
@@ -64,6 +69,23 @@ def _webhook(url: str) -> str:
     return url
 
 
+def _checked(section: type[_Section]) -> type[_Section]:
+    """Makes a wrong value a `ConfigError` of one line where Python code makes a section; `load_config` has its own messages."""
+    validated = section.__init__
+
+    @functools.wraps(validated)
+    def checked(self: _Section, *arguments: Any, **values: Any) -> None:
+        try:
+            validated(self, *arguments, **values)
+        except ValidationError as err:
+            schema = TypeAdapter(section).json_schema(mode="serialization")
+            known = [*settings_in(schema["properties"], schema.get("$defs", {}))]
+            raise ConfigError(what_is_wrong(err, section.__name__, {}, known)) from err
+
+    section.__init__ = checked  # type: ignore[assignment]
+    return section
+
+
 _Webhook = Annotated[str, AfterValidator(_webhook)]
 _BeamOption = Annotated[Any, AfterValidator(_beam_option)]
 _Input = Annotated[SomePath, AfterValidator(days.check_places)]
@@ -73,6 +95,7 @@ _Port = Annotated[int, Field(ge=0, le=65535)]
 BUNDLED = "digits"  # the detector that comes with this program
 
 
+@_checked
 @dataclass(frozen=True, config=_STRICT)
 class ModelConfig:
     """The detector, and for a model that does not describe itself, its inputs and outputs.
@@ -131,6 +154,7 @@ class ModelConfig:
         return ArgsKwargs(given.args, merged) if isinstance(given, ArgsKwargs) else merged
 
 
+@_checked
 @dataclass(frozen=True, config=_STRICT)
 class DetectConfig:
     """How the detector runs. The defaults are measured; BENCHMARKS.md has the figures."""
@@ -191,6 +215,11 @@ class DetectConfig:
         None, "memory of a process in megabytes; images in flight shrink to fit; default: the container's limit, if it has one"
     )
 
+    @property
+    def is_own_engine(self) -> bool:
+        """Whether a function of the user's opens the model."""
+        return self.engine not in ENGINES
+
     @field_validator("batch_sizes")
     @classmethod
     def _ascending(cls, sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -199,6 +228,7 @@ class DetectConfig:
         return sizes
 
 
+@_checked
 @dataclass(frozen=True, config=_STRICT)
 class ReadConfig:
     """How images are read."""
@@ -215,6 +245,7 @@ class ReadConfig:
         return int(self.max_file_mb * 1e6)
 
 
+@_checked
 @dataclass(frozen=True, config=_STRICT)
 class WriteConfig:
     """The outputs besides JSON Lines, summary and report."""
@@ -234,6 +265,7 @@ class WriteConfig:
         return min(max(self.shard_seconds, 1.0), 10.0)
 
 
+@_checked
 @dataclass(frozen=True, config=_STRICT)
 class StreamConfig:
     """The settings of streaming jobs, whose input is a Pub/Sub subscription and whose output is the topic of the detections."""
@@ -254,6 +286,7 @@ class StreamConfig:
     )
 
 
+@_checked
 @dataclass(frozen=True, config=_STRICT)
 class MonitoringConfig:
     """What a job shows while it runs: logs, metrics, health and a live page; none of it changes its rows."""
@@ -273,6 +306,7 @@ class MonitoringConfig:
     notify: _Webhook = declare("", "webhook URL that gets the summary as JSON when the job has ended")
 
 
+@_checked
 @dataclass(frozen=True, config=_STRICT)
 class WorkerConfig:
     """The machines that Dataflow starts for `DetectObjects`; other steps run on machines without an accelerator."""
@@ -280,6 +314,7 @@ class WorkerConfig:
     accelerator: str = declare("", "devices of a detecting worker, as Dataflow writes them: type:NAME;count:1;…")
 
 
+@_checked
 @dataclass(frozen=True, config=_STRICT)
 class Config:
     """One job."""

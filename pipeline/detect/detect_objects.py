@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -25,7 +26,8 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from pipeline.config import DetectConfig, ModelConfig, ReadConfig
 from pipeline.detect.detector import Detector, Result
-from pipeline.detect.load_detector import shared_detector
+from pipeline.detect.given_images import GivenImage, as_records
+from pipeline.detect.load_detector import checked_settings, shared_detector
 from pipeline.detect.loaded_model import LoadModel
 from pipeline.limits import MEMORY
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, Image
@@ -52,7 +54,7 @@ class DetectObjects(beam.PTransform):
     floats.
 
     Args:
-      model: A SavedModel's path (local or `gs://`), a `ModelConfig` for a model that does not describe itself, or a function that
+      model: A model's path (local or `gs://`), a `ModelConfig` for a model that does not describe itself, or a function that
         loads a model of another engine (`loaded_model`).
       detect: How to run the model; the keyword arguments override its fields.
       samples: How many samples the job wants; images that may be among them get a thumbnail.
@@ -69,7 +71,7 @@ class DetectObjects(beam.PTransform):
 
     def __init__(
         self,
-        model: str | ModelConfig | LoadModel,
+        model: str | os.PathLike[str] | ModelConfig | LoadModel,
         detect: DetectConfig | None = None,
         samples: int = 0,
         *,
@@ -78,9 +80,8 @@ class DetectObjects(beam.PTransform):
         **settings: Any,
     ):
         super().__init__()
-        model = ModelConfig(path=model) if isinstance(model, str) else model
-        detect = dataclasses.replace(detect or DetectConfig(), **settings)
-        self._handler = DetectorHandler(functools.partial(shared_detector, model, detect, samples, read), lazily=lazily)
+        load = functools.partial(shared_detector, *checked_settings(model, detect, settings), samples, read)
+        self._handler = DetectorHandler(load, lazily=lazily)
 
     def expand(self, images: beam.PCollection[Image]) -> DetectedAndDead:
         """Wires the steps of the module's drawing."""
@@ -93,13 +94,23 @@ class DetectObjects(beam.PTransform):
         return DetectedAndDead(results.detected, results.dead)
 
 
-def detect_images(images: Iterable[Image], detector: Detector) -> Iterator[Result]:
+def detect_images(images: Iterable[GivenImage], detector: Detector, *, bgr: bool = False) -> Iterator[Result]:
     """Finds objects in images without Beam: starts images ahead, and yields one result for each, in their order.
 
     Args:
-      images: Read lazily: as many as keep the detector busy, and at most 64 MB of encoded bytes, are under way.
+      images: Paths, URIs, bytes of image files, arrays `(H, W, 3) uint8` RGB, images of Pillow, or records. An image without a
+        name has `images[<place>]` as its URI. Read lazily: as many as keep the detector busy, and at most 64 MB of them, are
+        under way.
       detector: Does the work, on its own threads and processes.
+      bgr: Whether arrays are BGR, as OpenCV reads them.
+
+    Raises:
+      TypeError: `images` is one image, or none; while the results are read, an element is no image.
     """
+    return _detect(as_records(images, bgr=bgr), detector)
+
+
+def _detect(images: Iterable[Image], detector: Detector) -> Iterator[Result]:
     chunks = _Chunks(detector)
     for image in images:
         for chunk in chunks.add(image):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import threading
 import time
+from collections.abc import Mapping
+from typing import Any
 
-from pipeline.config import DetectConfig, ModelConfig, ReadConfig
+from pipeline.config import DetectConfig, ModelConfig, ReadConfig, check_model_is_named
 from pipeline.detect.detections import check_classes
 from pipeline.detect.detector import Detector, feeder_of
 from pipeline.detect.load_model import load
@@ -15,7 +18,7 @@ from pipeline.detect.loaded_model import LoadModel
 from pipeline.detect.model_watcher import ModelWatcher
 from pipeline.detect.process_memory import freeze_gc
 from pipeline.detect.versions import Version, is_watchable, resolve_versions
-from pipeline.errors import ModelError
+from pipeline.errors import ConfigError, ModelError
 from pipeline.limits import MEMORY, resident_bytes
 from pipeline.stats.process import PROCESS
 
@@ -50,20 +53,46 @@ def detector_in_use(model: ModelConfig, detect: DetectConfig, samples: int, read
     return _detectors.get((model, detect, samples, read))
 
 
+def checked_settings(
+    model: str | os.PathLike[str] | ModelConfig | LoadModel, detect: DetectConfig | None, settings: Mapping[str, Any]
+) -> tuple[ModelConfig | LoadModel, DetectConfig]:
+    """A model as Python code gives it, and how to run it: `detect`, with fields of it laid over.
+
+    Raises:
+      ConfigError: A setting is unknown, its value is not allowed, or no model is given.
+    """
+    if isinstance(model, (str, os.PathLike)):
+        model = ModelConfig(path=os.fspath(model))
+    if not isinstance(model, ModelConfig) and not callable(model):
+        raise ConfigError(f"model: expected a path, a ModelConfig or a function, got {model!r}")
+    detect = dataclasses.replace(detect or DetectConfig(), **settings)
+    if isinstance(model, ModelConfig):
+        check_model_is_named(model, detect)
+    return model, detect
+
+
 def load_detector(
-    model: ModelConfig | LoadModel, detect: DetectConfig, samples: int = 0, read: ReadConfig | None = None
+    model: str | os.PathLike[str] | ModelConfig | LoadModel,
+    detect: DetectConfig | None = None,
+    samples: int = 0,
+    read: ReadConfig | None = None,
+    **settings: Any,
 ) -> Detector:
     """Loads and checks a model; watches the folder if it has versions.
 
     Args:
-      model: Path and description of a SavedModel, or a function that loads a model of another engine.
-      detect: How to run the model.
+      model: A model's path, a `ModelConfig` for a model that does not describe itself, or a function that loads a model of
+        another engine (`loaded_model`).
+      detect: How to run the model; the keyword arguments override its fields.
       samples: How many samples the job wants; images that may be among them get a thumbnail.
       read: How images are read that have no bytes yet.
+      **settings: Any field of `DetectConfig`, e.g. `score_threshold=0.4`.
 
     Raises:
+      ConfigError: A setting is unknown, or its value is not allowed.
       ModelError: The model cannot be used.
     """
+    model, detect = checked_settings(model, detect, settings)
     MEMORY.narrow(detect.memory_mb)
     if not isinstance(model, ModelConfig) or not is_watchable(model):
         return _checked(model, detect, samples, read)
