@@ -1,6 +1,7 @@
-"""The errors of users: one class for each thing that a user gives or that stops a run.
+"""The errors of users: one class for each thing that a user gives or that stops a run; and what each exit code means.
 
 Each message is one line: what was expected, what came, what to do. A command prints it and exits with the code of its class.
+`EXIT_CODES` says of each code whether the same command may succeed in a while. Supervisors' files are checked against it.
 """
 
 from __future__ import annotations
@@ -15,14 +16,52 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from pipeline.log_lines import console, log_lines
 
-DONE, FAILED, WRONG, BUSY = 0, 1, 2, 3  # exit codes
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_STOPPED = 128 + signal.SIGINT
+DONE, FAILED, WRONG, BUSY, DEAD, DEVICE, STOPPED = 0, 1, 2, 3, 4, 5, int(128 + signal.SIGINT)
 _AGAIN_SECONDS = 0.01
+
+
+class ExitCode(NamedTuple):
+    """What an exit code of a job means to whatever has started it.
+
+    Attributes:
+      meaning: What has happened, for a person.
+      retry: Whether the same command may succeed in a while, so that a supervisor should start it again.
+      alarm: Whether a person should hear of it, at the latest when retries have not helped.
+    """
+
+    meaning: str
+    retry: bool
+    alarm: bool
+
+    @property
+    def stays(self) -> bool:
+        """Whether a repeat ends in the same way until a person changes something."""
+        return self.alarm and not self.retry
+
+
+EXIT_CODES = {
+    DONE: ExitCode("done, also with some dead letters", retry=False, alarm=False),
+    FAILED: ExitCode(
+        "failed, and may succeed in a while: storage, Pub/Sub or a server was away, the disk was full, the job was stuck",
+        retry=True,
+        alarm=True,
+    ),
+    WRONG: ExitCode("a wrong command, config, model or place", retry=False, alarm=True),
+    BUSY: ExitCode(
+        "another run is processing the same images: with `--when-busy stop` at once, with `wait` after an hour, with `skip` "
+        "where that run has written nothing for six hours",
+        retry=False,
+        alarm=True,
+    ),
+    DEAD: ExitCode("done, but more than `--max-dead-share` of the images have only a dead letter", retry=False, alarm=True),
+    DEVICE: ExitCode("a GPU or another device failed; a new process may get it to work", retry=True, alarm=True),
+    STOPPED: ExitCode("stopped by Ctrl-C or SIGTERM before a batch job was done", retry=False, alarm=False),
+}
 
 
 class UserError(Exception):
@@ -49,8 +88,8 @@ class FullError(OutputError):
     exit_code = FAILED
 
 
-class StorageAwayError(UserError):
-    """The store of the images has not answered for long: the command is right, and works once the store is back."""
+class AwayError(UserError):
+    """Storage, Pub/Sub or a server does not answer: the command is right, and works once it is back."""
 
     exit_code = FAILED
 
@@ -59,14 +98,27 @@ class ModelError(UserError):
     """The model is missing, or is no detector that the pipeline can run."""
 
 
+class ModelAwayError(ModelError, AwayError):
+    """The model's storage or server does not answer."""
+
+
 class RunnerError(UserError):
     """The runner cannot be reached, or cannot run this job."""
 
 
 class BusyError(UserError):
-    """Another run is processing the same images for the same results folder."""
+    """Another run is processing the same images for the same results folder.
+
+    Args:
+      message: What to tell the user.
+      holder: Who that is, as its lock has it.
+    """
 
     exit_code = BUSY
+
+    def __init__(self, message: str, holder: str = ""):
+        super().__init__(message)
+        self.holder = holder
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -100,7 +152,7 @@ def run_command(work: Callable[[], int], failed: str, stopped: str = "stopped", 
         is_stopped = True
         raise KeyboardInterrupt
 
-    code, line = _STOPPED, ""
+    code, line = STOPPED, ""
     has_ctrl_c = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell's background job ignores it
     try:
         with signals_call(stop, SIGNALS if has_ctrl_c else (signal.SIGTERM,)):
@@ -114,9 +166,9 @@ def run_command(work: Callable[[], int], failed: str, stopped: str = "stopped", 
         logging.getLogger(__name__).info(failed, exc_info=err)
         code, line = failed_code, f"{failed}: {' '.join(str(err).split())[:500]}"
     console.disabled = False  # the configuration of a library's log may have disabled it
-    if is_stopped or code == _STOPPED:  # modules in C replace a KeyboardInterrupt by errors of their own, as pandas at its import
+    if is_stopped or code == STOPPED:  # modules in C replace a KeyboardInterrupt by errors of their own, as pandas at its import
         console.info(stopped)
-        return _STOPPED
+        return STOPPED
     console.error("%s", line)
     return code
 

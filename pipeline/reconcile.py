@@ -14,8 +14,8 @@ settings were; with `--model` only those of this model version do.
 
 Memory holds hashes: 8 bytes for each listed image, 16 for each row, and two entries of a dictionary for each dead letter.
 
-Exit code 0: complete, each listed image is done or permanently dead; 1: it is not; 2: a wrong command or place, or storage that
-does not answer; 130: stopped.
+Exit code 0: complete, each listed image is done or permanently dead; 1: it is not, or storage does not answer; 2: a wrong
+command or place; 130: stopped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from models.progress import shown
 from pipeline.config import ReadConfig, load_config
 from pipeline.config.paths import local_path
 from pipeline.detect.load_model import name_and_version
-from pipeline.errors import WRONG, CommandParser, ConfigError, InputError, run_command
+from pipeline.errors import CommandParser, ConfigError, InputError, run_command
 from pipeline.failures import FOR_GOOD
 from pipeline.log_lines import say
 from pipeline.read.containers import images_in
@@ -104,7 +104,7 @@ class Reconciled:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     flags = make_parser().parse_args(argv)
-    return run_command(lambda: _run(flags), "the reconciliation failed", failed_code=WRONG)
+    return run_command(lambda: _run(flags), "the reconciliation failed")
 
 
 def make_parser() -> argparse.ArgumentParser:

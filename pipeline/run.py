@@ -1,8 +1,6 @@
 """`python -m pipeline.run`: parses the command line, checks the config, launches the job.
 
-Exit code 0: done, also with some dead letters; 1: the job failed, or more than `--max-dead-share` of its images did; 2: a wrong
-command, config, model or place; 3: another run is processing the same images, with `--when-busy stop` at once, with `wait` after
-an hour; 130: stopped by Ctrl-C or SIGTERM before a batch job was done.
+`pipeline.errors.EXIT_CODES` has its exit codes.
 """
 
 from __future__ import annotations
@@ -20,11 +18,12 @@ from typing import Any, NoReturn
 
 from models.quiet import gc_paused
 from pipeline.config import MonitoringConfig, check_model_is_named, load_config, load_monitoring, settings
-from pipeline.errors import DONE, CommandParser, ConfigError, run_command
+from pipeline.errors import DONE, EXIT_CODES, CommandParser, ConfigError, run_command
 from pipeline.log_lines import log_lines
 from pipeline.secrets import masked_arguments
 
-_EPILOG = """\
+_EPILOG = (
+    """\
 what most people use:
   --input PATTERN ...        images: files, folders, globs with **, gs://, s3://, abfs://, manifests, archives, videos
   --output FOLDER            the results, local or gs://; of a stream its topic
@@ -48,10 +47,13 @@ what most people use:
 
 Each flag is a key of the config file, too; flags win. Lists take commas or several values; file names may hold commas, so
 --input takes several values only. Other flags go to Apache Beam, e.g. --region europe-west1; unknown flags are rejected.
-exit code: 0 done, also with some dead letters; 1 the job failed, or more than max_dead_share of its images; 2 wrong command,
-config, model or place; 3 another run is processing the same images; 130 stopped by Ctrl-C or SIGTERM before a batch job was done.
+exit code:
+"""
+    + "".join(f"  {code:<4} {each.meaning.replace('`', '')}\n" for code, each in EXIT_CODES.items())
+    + """\
 Rows that a job has written stay; the same command does the rest.
 """
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

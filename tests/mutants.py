@@ -79,8 +79,8 @@ MUTANTS = {
     ),
     "counts skipped images among those that were tried": Mutant(
         "pipeline/launch/finalize.py",
-        "if stats.dead_share > self.max_dead_share:",
-        'if images["dead"] > self.max_dead_share * images["read"]:',
+        "for failed, of_images in stats.dead_shares:",
+        "for failed, of_images in stats.dead_shares[1:]:",
         "tests/launch/test_batch_job.py::test_too_many_dead_letters_are_a_failure_whose_rows_and_reports_are_there",
     ),
     "swallows the crash of a process that decodes": Mutant(

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline import export, graph, run
 from pipeline.config import load_config
-from pipeline.read.done_rows import DoneRows
+from pipeline.read.done_rows import DETECTED, FAILED, DoneRows
 from pipeline.records import ImageRef
 from pipeline.results.compact import compact
 from pipeline.results.completion import RowVersion
@@ -55,7 +55,7 @@ def test_its_rows_and_permanent_failures_are_done_for_the_same_command(results):
     """Names of settings may change, the hash of the defaults may not: a new release would detect in every image again."""
     done = DoneRows(results, RowVersion.of(SETTINGS, ("digits", "1")), prefixes=("gs://photos/day/",))
     refs = [ImageRef(uri, generation) for uri, generation in GENERATIONS.items()]
-    assert dict(zip(GENERATIONS, done.among(refs), strict=True)) == dict.fromkeys((A, B, CUT, EMPTY), True)
+    assert dict(zip(GENERATIONS, done.among(refs), strict=True)) == {A: DETECTED, B: DETECTED, CUT: FAILED, EMPTY: FAILED}
     other = RowVersion.of(load_config([], {"model.path": "digits", "detect.score_threshold": 0.5}).as_dict(), ("digits", "1"))
     assert not done._replace(version=other).among(refs).any()
 

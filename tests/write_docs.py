@@ -12,6 +12,7 @@ from models.metadata import DetectorMetadata
 from pipeline.__main__ import VERBS
 from pipeline.config import settings
 from pipeline.config.setting import Setting
+from pipeline.errors import EXIT_CODES
 from pipeline.failures import MAY_PASS, REASONS
 from pipeline.monitoring.metrics import METRICS, PROCESS_METRICS
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
@@ -77,13 +78,20 @@ def commands() -> str:
 
 
 def exit_codes() -> str:
-    """The table of the exit codes of all verbs, as the docstrings of their modules have them."""
+    """The table of the exit codes of the other verbs, as the docstrings of their modules have them."""
     rows = []
     for name, verb in VERBS.items():
         text = " ".join((importlib.import_module(verb.module).__doc__ or "").split())
-        command = "python -m pipeline.run" if name == "run" else f"detect-objects {name}"
-        rows.append(f"| `{command}` | {_EXIT_CODES.findall(text)[0]} |")
+        if verb.module != "pipeline.run":
+            rows.append(f"| `detect-objects {name}` | {_EXIT_CODES.findall(text)[0]} |")
     return _table(["command", "exit codes"], rows)
+
+
+def job_codes() -> str:
+    """The table of the exit codes of a job, and what a supervisor does after each."""
+    words = {True: "yes", False: "no"}
+    rows = [f"| {code} | {each.meaning} | {words[each.retry]} | {words[each.alarm]} |" for code, each in EXIT_CODES.items()]
+    return _table(["code", "what has happened", "start it again", "alarm"], rows)
 
 
 def columns() -> str:
@@ -156,7 +164,9 @@ def pages() -> Mapping[str, str]:
     return {
         "docs/settings.md": settings_page(),
         "docs/results.md": _with("docs/results.md", reasons=reasons(), columns=columns()),
-        "docs/operations.md": _with("docs/operations.md", metrics=metrics(), commands=commands(), codes=exit_codes()),
+        "docs/operations.md": _with(
+            "docs/operations.md", metrics=metrics(), commands=commands(), codes=exit_codes(), jobs=job_codes()
+        ),
     }
 
 

@@ -336,10 +336,14 @@ class Config:
     runner: str = declare(
         "DirectRunner", "DirectRunner (in this process), PrismRunner, FlinkRunner, PortableRunner, SparkRunner or DataflowRunner"
     )
-    max_dead_share: Share = declare(0.5, "exit with 1 when a larger share of the images that were tried became dead letters")
+    max_dead_share: Share = declare(
+        0.5, "exit with 4 when a larger share of the images, of those that were tried or of all, has only a dead letter"
+    )
     allow_empty: bool = declare(False, "accept an input that names no image")
     when_busy: Literal["wait", "skip", "stop"] = declare(
-        "wait", "if another run is processing the same images: wait for up to an hour, skip (exit code 0), or stop (exit code 3)"
+        "wait",
+        "if another run is processing the same images: wait for up to an hour, skip (exit code 0; 3 where that run has written "
+        "nothing for six hours), or stop (exit code 3)",
     )
     again: bool = declare(False, "detect images that are done again, too; the newest row of an image counts")
     retry_dead: bool = declare(False, "retry failed images: the input is the output's dead letters")

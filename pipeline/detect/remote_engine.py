@@ -19,7 +19,7 @@ from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel
 from pipeline.detect.model_arrays import Arrays, Signature, channels_last
 from pipeline.detect.server_protocols import PROTOCOLS
 from pipeline.detect.versions import first_line, is_remote
-from pipeline.errors import ModelError
+from pipeline.errors import ModelAwayError, ModelError
 from pipeline.log_lines import console
 from pipeline.stats.process import PROCESS
 
@@ -156,7 +156,7 @@ class RemoteServer:
         if PROCESS.stopped:
             raise ModelError(f"the job was stopped while it waited for model {self._path}") from err
         if away_s > self._wait_s:
-            raise ModelError(f"model {self._path} has not answered for {self._wait_s:g} s: {reason}") from err
+            raise ModelAwayError(f"model {self._path} has not answered for {self._wait_s:g} s: {reason}") from err
 
 
 def _count(feed: Mapping[str, np.ndarray]) -> int:

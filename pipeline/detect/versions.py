@@ -22,11 +22,11 @@ from models.manifest import MANIFEST, missing_file
 from models.metadata import METADATA_PATH
 from pipeline.config import BUNDLED, ModelConfig
 from pipeline.detect.other_formats import what_it_is
-from pipeline.errors import ModelError
+from pipeline.errors import AwayError, ModelAwayError, ModelError
 from pipeline.storage.files import exists, read_file
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.listing import files_in, location_of
-from pipeline.storage.store import FoundFile
+from pipeline.storage.store import FoundFile, is_transient_error
 from pipeline.storage.waiting import waiting_for
 
 LABELS = "labels.json"
@@ -155,7 +155,8 @@ def _reaching(path: str) -> Iterator[None]:
     except ModelError:
         raise
     except Exception as err:
-        raise ModelError(f"model {path}: cannot be reached: {first_line(err)}") from err
+        kind = ModelAwayError if isinstance(err, AwayError) or is_transient_error(err) else ModelError
+        raise kind(f"model {path}: cannot be reached: {first_line(err)}") from err
 
 
 def _is_model(path: str) -> bool:

@@ -238,7 +238,7 @@ class Feeder:
           sample_below: An image whose identity has a smaller hash gets a thumbnail.
 
         Returns:
-          The future of the chunk. It raises `StorageAwayError` if the images' store is away, and `ModelError` after `close`.
+          The future of the chunk. It raises `AwayError` if the images' store is away, and `ModelError` after `close`.
         """
         chunk = _Chunk(images, to, sample_below)
         with self._lock:

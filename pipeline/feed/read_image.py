@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from pipeline.errors import StorageAwayError
+from pipeline.errors import AwayError
 from pipeline.failures import ImageError
 from pipeline.feed.prefetch import Read
 from pipeline.limits import memory_room_bytes
@@ -110,7 +110,7 @@ def read_image(read: Read, max_bytes: int, breaker: CircuitBreaker) -> EncodedIm
     """Reads one image, or makes the dead letter that says why it cannot be read.
 
     Raises:
-      StorageAwayError: Its store is away, and the image waits for none.
+      AwayError: Its store is away, and the image waits for none.
       MemoryError: Memory is short, though it has room for such an image.
     """
     began = time.monotonic()
@@ -137,7 +137,7 @@ def _read_image(read: Read, max_bytes: int, breaker: CircuitBreaker) -> EncodedI
         content, generation = fetch(ref, max_bytes, read.reserve, breaker.retry_seconds(ref.uri), wait)
     except StorageUnavailableError as err:
         if breaker.is_away(ref.uri) and not (is_web(ref.uri) or ref.message_id):
-            raise StorageAwayError(f"storage is away, and nothing could be read from it for minutes: {err}") from err
+            raise AwayError(f"storage is away, and nothing could be read from it for minutes: {err}") from err
         raise
     except ImageError as err:
         breaker.succeeded(ref.uri)  # it answered

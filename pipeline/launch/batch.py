@@ -17,24 +17,25 @@ from apache_beam.io.filesystems import FileSystems
 from pipeline import graph
 from pipeline.config import Config
 from pipeline.detect.load_detector import detector_in_use
-from pipeline.errors import DONE, FAILED, BusyError, InputError
+from pipeline.errors import DEAD, DONE, BusyError, InputError
 from pipeline.launch.dry_run import first_images, input_lines, model_lines, tried
 from pipeline.launch.finalize import JobReport, clean_up, names_of_files, stopped_by_signals
 from pipeline.launch.loading import detector_loading, load_detector, model_known
 from pipeline.launch.options import CANARY_SECONDS, Job, checked_job
 from pipeline.log_lines import bind_run_id, console, say
 from pipeline.monitoring.monitor import monitored
-from pipeline.read.done_rows import DoneRows
+from pipeline.read.done_rows import NEW, DoneRows
 from pipeline.read.list_images import check_inputs, folders_in_manifests, folders_of, list_images
 from pipeline.read.manifests import is_manifest
 from pipeline.read.names import is_container
 from pipeline.read.read_images import ReadImages
 from pipeline.records import DeadLetter, ImageRef, row_bytes
 from pipeline.results.completion import RowVersion
-from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, SUMMARY, check_output, check_reports
-from pipeline.results.lock import locked
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, SUMMARY, check_output, check_reports, time_in_name
+from pipeline.results.lock import locked, since
 from pipeline.results.newest import Wanted
 from pipeline.results.run import Run
+from pipeline.results.shards import list_shards
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.summary import RunFacts
 from pipeline.stats.worker_reports import WorkerReports
@@ -45,6 +46,7 @@ from pipeline.write.exports import export
 from pipeline.write.write_shards import WriteShards, read_stats
 
 _BUSY_SECONDS = 3600.0  # longest wait for another run of this command
+_STALLED_SECONDS = 6 * 3600.0  # a run that works writes rows more often, unless all of a listing of this length is done
 
 
 def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at: float) -> Job:
@@ -97,7 +99,7 @@ def show_plan(job: Job) -> int:
     done = _done(config, RowVersion.of(config.as_dict(), model))
     named = [*refs.values(), *(letter.ref for letter in dead.values())]
     with ThreadPoolExecutor(MAX_PARALLEL, "ask-generation") as pool:
-        known = {ref.uri for ref in compress(named, done.among(named, pool))} if done else set()
+        known = {ref.uri for ref in compress(named, done.among(named, pool) != NEW)} if done else set()
     new_dead = [letter for uri, letter in dead.items() if uri not in known]
     new = sorted((ref for ref in refs.values() if ref.uri not in known), key=lambda ref: ref.uri)
     say(input_lines(new, new_dead, len(refs) + len(dead) - len(new) - len(new_dead), left_out))
@@ -109,7 +111,7 @@ def show_plan(job: Job) -> int:
     say(["dry run: nothing was written"])
     if not succeeded:
         console.error("none of the images that were tried can be detected in; see their dead letters above")
-    return DONE if succeeded else FAILED
+    return DONE if succeeded else DEAD
 
 
 def run(job: Job) -> int:
@@ -126,8 +128,18 @@ def run(job: Job) -> int:
         except BusyError as busy:
             if config.when_busy != "skip":
                 raise BusyError(f"{busy}{'' if config.when_busy == 'wait' else '; --when-busy wait waits for it'}") from busy
+            if _is_stalled(config.output, busy.holder):
+                hours = f"{_STALLED_SECONDS / 3600:g} hours"
+                raise BusyError(f"{busy}; it has written no row for {hours}: end it if it is stuck, and run this again") from busy
             say([f"skipped: {busy}; nothing was done"])
             return DONE
+
+
+def _is_stalled(output: str, holder: str) -> bool:
+    """Whether the holder of a lock has held it, and written no row, for hours: each night would skip its work for it."""
+    run, began = holder.partition(",")[0].removeprefix("run "), time_in_name(min(since(holder), time.time()))
+    written = max([began, *(shard.written_at for shard in list_shards(output) if shard.run == run)])
+    return written < time_in_name(time.time() - _STALLED_SECONDS)
 
 
 def _done(config: Config, version: RowVersion, run: str = "") -> DoneRows | None:
@@ -162,7 +174,7 @@ def _run_to_end(job: Job, run: Run, model: tuple[str, str]) -> int:
     check_output(config.output)  # again: the lock may have taken an hour
     check_reports(config.output)
     # Where rows count as done, perhaps no image is new, and so the first new one loads the model.
-    lazily = done is not None and (not job.in_process or len(done.keys) > 0)
+    lazily = done is not None and (not job.in_process or done.total > 0)
     with run.opened():
         facts, of_model = _run_graph(job, run, source, sink, lazily=lazily)
         stats = read_stats(run)

@@ -11,6 +11,7 @@ from apache_beam.runners.runner import PipelineState
 
 from pipeline import beam_internals
 from pipeline.errors import RunnerError
+from pipeline.storage.store import kind_of_error
 
 _LOOK_SECONDS = 5.0
 
@@ -19,7 +20,8 @@ def check(options: Any) -> None:
     """Checks that `--update` names a running job, since Beam would look for it without end, and that the job is no template.
 
     Raises:
-      RunnerError: One of these does not hold, or the service does not answer.
+      RunnerError: One of these does not hold.
+      AwayError: The service does not answer.
     """
     cloud = options.view_as(GoogleCloudOptions)
     if cloud.template_location:
@@ -29,7 +31,8 @@ def check(options: Any) -> None:
     try:
         running = beam_internals.active_dataflow_jobs(cloud)
     except Exception as err:
-        raise RunnerError(f"--update: Dataflow does not list its jobs: {' '.join(str(err).split())[:300]}") from err
+        kind = kind_of_error(err, RunnerError)
+        raise kind(f"--update: Dataflow does not list its jobs: {' '.join(str(err).split())[:300]}") from err
     if cloud.job_name not in running:
         there = ", ".join(running) or "nothing"
         raise RunnerError(f"--update: expected --job_name of a job that runs in {cloud.region}: {there}; got {cloud.job_name}")

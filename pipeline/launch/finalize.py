@@ -14,7 +14,7 @@ from apache_beam.io.filesystems import FileSystems
 
 from pipeline import errors
 from pipeline.config import WriteConfig
-from pipeline.errors import DONE, FAILED, SIGNALS, UserError, signals_call
+from pipeline.errors import DEAD, DONE, FAILED, SIGNALS, UserError, signals_call
 from pipeline.log_lines import console, say, write_unlocked
 from pipeline.records import row_bytes
 from pipeline.report.annotate import annotate
@@ -38,7 +38,8 @@ class JobReport:
     Attributes:
       run: The run.
       write: How many samples go to files and to the report.
-      max_dead_share: The job fails if a larger share of the images that it tried failed; a stream never fails for it.
+      max_dead_share: The exit code is `DEAD` if a larger share of the images that were tried, or of all images of the input, has
+        only a dead letter; a stream never ends with it.
     """
 
     run: Run
@@ -106,12 +107,14 @@ class JobReport:
         if lost:
             console.error("%s images have no result; this is a defect of the pipeline", lost)
             return FAILED
-        if stats.dead_share > self.max_dead_share:
-            console.error(
-                "%s of %s failed, more than max_dead_share = %g%s; see %s/dead_letters",
-                *(stats.failed, n_images(stats.detected + stats.failed), self.max_dead_share, _commonest(stats), self.run.output),
-            )
-            return FAILED
+        for failed, of_images in stats.dead_shares:
+            if failed > self.max_dead_share * of_images:
+                before = f" ({failed - stats.failed} of them before)" if failed > stats.failed else ""
+                console.error(
+                    "%s of %s failed%s, more than max_dead_share = %g%s; see %s/dead_letters",
+                    *(failed, n_images(of_images), before, self.max_dead_share, _commonest(stats), self.run.output),
+                )
+                return DEAD
         return DONE
 
 
@@ -134,6 +137,8 @@ def _named(model: Mapping[str, Any]) -> str:
 
 def _commonest(stats: JobStats) -> str:
     """The most common reason of failed images, with an example: if storage is gone, this is all there is to know."""
+    if not stats.dead:
+        return ""
     ((_, reason), count) = stats.dead.most_common(1)[0]
     example = next((letter.message for letter in stats.dead_examples.get(reason, ())), reason)
     return f"; {count} of them {reason}, such as: {' '.join(example.split())[:300]}"

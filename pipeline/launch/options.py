@@ -16,7 +16,7 @@ from apache_beam.options.pipeline_options import DebugOptions, DirectOptions, Pi
 from pipeline.beam_internals import end_bundles_promptly
 from pipeline.config import Config, settings
 from pipeline.config.mistakes import near_flag
-from pipeline.errors import ConfigError, RunnerError
+from pipeline.errors import AwayError, ConfigError, RunnerError
 from pipeline.launch.runners import RUNNERS, Runner, runner_named
 from pipeline.secrets import without_secrets
 from pipeline.stats.summary import RunFacts
@@ -93,7 +93,8 @@ def beam_options(config: Config, beam_flags: Sequence[str]) -> PipelineOptions:
 
     Raises:
       ConfigError: An option is unknown; Beam itself would only warn.
-      RunnerError: The job server's endpoint does not answer.
+      RunnerError: The job server's endpoint is none.
+      AwayError: Nothing answers there.
     """
     if "runner" in config.beam_options:
         raise ConfigError("beam_options.runner: expected runner as a key of its own, outside of beam_options")
@@ -180,4 +181,5 @@ def _check_reachable(endpoint: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except (OSError, ValueError) as err:
-        raise RunnerError(f"job_endpoint {endpoint}: expected <host>:<port> where a job server listens, but: {err}") from err
+        kind = AwayError if isinstance(err, OSError) else RunnerError
+        raise kind(f"job_endpoint {endpoint}: expected <host>:<port> where a job server listens, but: {err}") from err

@@ -12,8 +12,11 @@ import numpy as np
 
 from pipeline.records import ImageRef
 from pipeline.results.completion import RowVersion, row_keys
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.shards import contains, done_keys
 from pipeline.storage.stores import generation_of
+
+NEW, DETECTED, FAILED = range(3)  # what became of an image
 
 
 class DoneRows(NamedTuple):
@@ -34,34 +37,42 @@ class DoneRows(NamedTuple):
     run: str = ""
 
     @property
-    def keys(self) -> np.ndarray:
-        """The keys, sorted."""
-        return _keys(self)
+    def total(self) -> int:
+        """The number of rows that count."""
+        return sum(map(len, _keys(self).values()))
 
     def among(self, refs: Sequence[ImageRef], ask: ThreadPoolExecutor | None = None) -> np.ndarray:
-        """Which of some images are done, `(N,) bool`.
+        """What became of some images, as `have` has it.
 
         Args:
           refs: The images.
           ask: Asks storage for generations that are not known; None: images without one are not done.
         """
         unknown = [ref for ref in refs if not ref.generation]
-        found = ask.map(_generation, unknown) if ask and len(self.keys) else itertools.repeat("")
+        found = ask.map(_generation, unknown) if ask and self.total else itertools.repeat("")
         return self.have([(ref.uri, ref.generation or next(found)) for ref in refs])
 
     def have(self, images: Sequence[tuple[str, str]]) -> np.ndarray:
-        """Which of some images are done, `(N,) bool`, by URI and generation; those without a generation are not."""
-        if not len(self.keys):
-            return np.zeros(len(images), bool)
+        """What became of some images, by URI and generation: `NEW`, `DETECTED` or `FAILED`, `(N,) uint8`.
+
+        An image without a generation is new. One with both kinds of rows counts as detected.
+        """
+        found = np.full(len(images), NEW, np.uint8)
+        if not self.total:
+            return found
         model, version, settings, _ = self.version
-        done = contains(self.keys, row_keys([(uri, generation, model, version, settings) for uri, generation in images]))
-        done[[number for number, (_, generation) in enumerate(images) if not generation]] = False
-        return done
+        keys = row_keys([(uri, generation, model, version, settings) for uri, generation in images])
+        for outcome, of_kind in sorted(_keys(self).items(), reverse=True):
+            found[contains(of_kind, keys)] = outcome
+        found[[number for number, (_, generation) in enumerate(images) if not generation]] = NEW
+        return found
 
 
 @functools.lru_cache(maxsize=2)
-def _keys(rows: DoneRows) -> np.ndarray:
-    return done_keys(rows.output, rows.version, failed_too=rows.failed_too, prefixes=rows.prefixes)
+def _keys(rows: DoneRows) -> dict[int, np.ndarray]:
+    """The keys of the rows that count, sorted, by outcome."""
+    kinds = {DETECTED: DETECTIONS, **({FAILED: DEAD_LETTERS} if rows.failed_too else {})}
+    return {outcome: done_keys(rows.output, rows.version, kind, rows.prefixes) for outcome, kind in kinds.items()}
 
 
 def _generation(ref: ImageRef) -> str:

@@ -20,7 +20,7 @@ from apache_beam.transforms.window import GlobalWindows
 from pipeline.config import ReadConfig
 from pipeline.read.containers import MAX_MEGAPIXELS, images_in
 from pipeline.read.dead_letter_replay import DeadLetterReplay, are_letters
-from pipeline.read.done_rows import DoneRows
+from pipeline.read.done_rows import FAILED, NEW, DoneRows
 from pipeline.read.list_images import Piece, folders_of, list_pieces, pieces_of
 from pipeline.read.names import is_container, kind_of
 from pipeline.records import DeadLetter, EncodedImage, Image, ImageRef, identity_hash, name_bytes, name_of
@@ -129,11 +129,16 @@ class _Counting(beam.DoFn):
         self._stats.read += images
         metrics.count_read(images)
 
-    def _skip(self, images: int = 1, *, done: bool = False) -> None:
-        """Counts skipped images; `done`: an earlier run or a stream has done them."""
+    def _skip(self, images: int = 1) -> None:
         self._stats.skipped += images
-        self._stats.done += images if done else 0
         metrics.count_skipped(images)
+
+    def _skip_done(self, found: np.ndarray) -> None:
+        """Counts the images that an earlier run or a stream has done, by what became of each."""
+        done, failed = int((found != NEW).sum()), int((found == FAILED).sum())
+        self._stats.done += done
+        self._stats.done_dead += failed
+        self._skip(done)
 
     def _leave_out(self, kind: str) -> None:
         self._count()
@@ -184,10 +189,10 @@ class _ListImages(_Counting):
             if not self._source.done:
                 yield from some
                 continue
-            done = self._source.done.have(list(map(_identity, some)))
-            self._count(int(done.sum()))
-            self._skip(int(done.sum()), done=True)
-            yield from compress(some, ~done)
+            outcomes = self._source.done.have(list(map(_identity, some)))
+            self._count(int((outcomes != NEW).sum()))
+            self._skip_done(outcomes)
+            yield from compress(some, outcomes == NEW)
 
 
 class _DropDoubles(_Counting):
@@ -212,13 +217,13 @@ class _DropDoubles(_Counting):
             best[uri] = max(best.get(uri, listed), listed)  # one with `extra`; deterministic
         for uri in [uri for uri in best if _holds_images(uri)]:
             yield [best.pop(uri)]
-        done = np.zeros(len(best), bool)
+        outcomes = np.full(len(best), NEW)
         if self._source.done:
             refs = [ImageRef(uri, listed[2], signed_uri=name_of(listed[3])) for uri, listed in best.items()]
-            done = self._source.done.among(refs, self._pool)
+            outcomes = self._source.done.among(refs, self._pool)
         self._skip(doubles)
-        self._skip(int(done.sum()), done=True)
-        new = compress(best.values(), ~done)
+        self._skip_done(outcomes)
+        new = compress(best.values(), outcomes == NEW)
         while group := list(islice(new, _GROUP_IMAGES)):
             yield group
 
@@ -256,7 +261,7 @@ class _OpenContainers(_Counting):
                 self._leave_out(kind_of(image))
                 continue
             self._count()
-            if source.done and source.done.among([image.ref])[0]:
-                self._skip(done=True)
+            if source.done and (outcome := source.done.among([image.ref]))[0] != NEW:
+                self._skip_done(outcome)
             else:
                 yield image if isinstance(image, EncodedImage) else self._dead(image)

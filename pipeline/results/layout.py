@@ -28,9 +28,10 @@ from typing import Any, TypedDict
 import msgspec
 
 from pipeline.config.paths import local_path
-from pipeline.errors import ConfigError, FullError, OutputError
+from pipeline.errors import ConfigError, FullError, OutputError, UserError
 from pipeline.storage.files import UNFINISHED, create, delete_files, exists, is_own_file, make_folder, read_checked, read_file
 from pipeline.storage.listing import files_of
+from pipeline.storage.store import kind_of_error
 from pipeline.storage.waiting import waiting_for
 
 DETECTIONS, DEAD_LETTERS = "detections", "dead_letters"
@@ -153,15 +154,17 @@ def check_output(output: str, write: bool = True) -> None:
 
     Raises:
       OutputError: They cannot, or rows of a preview lie there.
+      AwayError: Its store does not answer.
     """
     try:
         with waiting_for(f"output {output}"):
             _write_probe(output) if write else _look_at(output)
             _refuse_older_rows(output)
-    except OutputError:
+    except UserError:
         raise
     except Exception as err:
-        kind = FullError if getattr(err, "errno", None) in (errno.ENOSPC, errno.EDQUOT) else OutputError
+        is_full = getattr(err, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        kind = FullError if is_full else kind_of_error(err, OutputError)
         raise kind(f"output {output}: expected a folder that can be written, but: {' '.join(str(err).split())[:300]}") from err
 
 

@@ -13,7 +13,9 @@ import contextlib
 import datetime
 import fcntl
 import logging
+import math
 import os
+import re
 import socket
 import threading
 import time
@@ -51,9 +53,10 @@ def locked(output: str, name: str, *, wait_s: float = 0.0, what: str = "") -> It
     end, waits = time.monotonic() + wait_s, False
     with contextlib.ExitStack() as held:
         while (other := take(f"{output}/{LOCK}{name}", holder, held)) is not None:
-            busy, left = f"output {output}: another run is processing the same{_shown(other)}", end - time.monotonic()
+            who, left = _shown(other), end - time.monotonic()
+            busy = f"output {output}: another run is processing the same{f' ({who})' if who else ''}"
             if left <= 0:
-                raise BusyError(f"{busy}, and this one waited for {wait_s:g} s" if wait_s else busy)
+                raise BusyError(f"{busy}, and this one waited for {wait_s:g} s" if wait_s else busy, who)
             if not waits:
                 console.info("waiting: %s", busy)
                 waits = True
@@ -63,8 +66,15 @@ def locked(output: str, name: str, *, wait_s: float = 0.0, what: str = "") -> It
 
 def _shown(holder: bytes) -> str:
     """A holder for a person; whoever can write to the folder may have put any bytes there."""
-    text = "".join(filter(str.isprintable, holder.decode("utf-8", "replace")))
-    return f" ({text[:_SHOWN]})" if text else ""
+    return "".join(filter(str.isprintable, holder.decode("utf-8", "replace")))[:_SHOWN]
+
+
+def since(holder: str) -> float:
+    """When a holder took its lock, seconds since the epoch; infinite where its text does not say it."""
+    found = re.search(r"since (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\.\d+ UTC$", holder)
+    with contextlib.suppress(ValueError):
+        return datetime.datetime.fromisoformat(f"{found[1]}+00:00").timestamp() if found else math.inf
+    return math.inf
 
 
 def _take_file(path: str, holder: bytes, held: contextlib.ExitStack) -> bytes | None:

@@ -182,19 +182,18 @@ def read_columns(shard: Shard, columns: Sequence[str] | None = None) -> pa.Table
     return None
 
 
-def done_keys(output: str, version: RowVersion, *, failed_too: bool = True, prefixes: Sequence[str] = ("",)) -> np.ndarray:
-    """The keys of the rows that count as done, sorted, `(N,) uint64`: 8 bytes of memory a row, 16 while they are read.
+def done_keys(output: str, version: RowVersion, kind: str, prefixes: Sequence[str] = ("",)) -> np.ndarray:
+    """The keys of the rows of a kind that count as done, sorted, `(N,) uint64`: 8 bytes of memory a row, 16 while they are read.
 
     Args:
       output: The results folder.
       version: Only rows of this model, version and settings.
-      failed_too: Whether permanent dead letters count; transient ones never do.
+      kind: `detections`, or `dead_letters`, of which transient ones never count.
       prefixes: Only images whose URIs may begin with one of these; shards whose statistics exclude all of them are not read.
     """
-    kinds = (DETECTIONS, DEAD_LETTERS) if failed_too else (DETECTIONS,)
 
     def read() -> np.ndarray:
-        parts = (part for shard in list_shards(output, kinds) for part in _keys_in(shard, version, prefixes))
+        parts = (part for shard in list_shards(output, (kind,)) for part in _keys_in(shard, version, prefixes))
         keys = np.concatenate([np.zeros(0, np.uint64), *parts])
         keys.sort()  # in place: a copy would take as much again
         return keys

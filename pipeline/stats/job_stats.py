@@ -27,7 +27,7 @@ _MOST_KINDS = 100  # endings of files that are no images
 _EXAMPLES = 20  # dead letters kept for the report, for each reason
 _EXAMPLE_CHARACTERS = 1000  # of each text in an example: a message may name a URI of megabytes
 _SUMS = (
-    *("read", "skipped", "done", "dead", "batches", "latencies", "publish_latencies", "finished", "publish_ms"),
+    *("read", "skipped", "done", "done_dead", "dead", "batches", "latencies", "publish_latencies", "finished", "publish_ms"),
     *("versions", "model_events", "objects", "outside", "confidences", "left_out"),
 )
 _LARGEST = ("last", "backlog_age_ms", "batch_sizes", "model_notes")
@@ -48,6 +48,7 @@ class JobStats:
       skipped: Images listed more than once, not wanted or done before; and listed files that are no images.
       left_out: Of the skipped ones, the files that are no images, by kind.
       done: Of the skipped ones, the images that an earlier run or a stream has done.
+      done_dead: Of the done ones, those that have only a permanent dead letter.
       dead: Dead letters by (stage, reason).
       confidences: Detections by (class name, bin of confidence).
       batches: Device batches by batch size.
@@ -74,6 +75,7 @@ class JobStats:
     skipped: int = 0
     left_out: Counter[str] = dataclasses.field(default_factory=Counter)
     done: int = 0
+    done_dead: int = 0
     dead: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
     confidences: ClassConfidences = dataclasses.field(default_factory=Counter)
     batches: Counter[int] = dataclasses.field(default_factory=Counter)
@@ -121,9 +123,13 @@ class JobStats:
         return self.dead.total()
 
     @property
-    def dead_share(self) -> float:
-        """The share of the tried images that failed; skipped ones were not tried."""
-        return self.failed / max(self.detected + self.failed, 1)
+    def dead_shares(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """How many images failed, of how many: of those that were tried; and of all, with those that were done before.
+
+        Images that are done do not hide that all new ones failed, and a repeat, which tries none of them, has the same as before.
+        """
+        tried = self.detected + self.failed
+        return (self.failed, tried), (self.failed + self.done_dead, tried + self.done)
 
     def leave_out(self, kind: str) -> None:
         """Counts a file that is no image."""

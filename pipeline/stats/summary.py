@@ -57,6 +57,7 @@ def summarise(stats: JobStats, facts: RunFacts) -> dict[str, Any]:
         "images": {"read": stats.read, "detected": stats.detected, "dead": stats.failed, "skipped": stats.skipped},
         "skipped_by_kind": dict(stats.left_out.most_common()),
         "done_before": stats.done,
+        "dead_before": stats.done_dead,
         **({"recovered": stats.detected} if facts.config["retry_dead"] else {}),
         "images_per_second": round(stats.detected / wall, 3),
         "wall_seconds": round(wall, 3),

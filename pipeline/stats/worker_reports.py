@@ -79,7 +79,8 @@ class WorkerContext:
         try:
             self.check_model()
         except Exception as err:
-            raise ModelError(f"{' '.join(str(err).split())[:400]} ({here})") from err
+            kind = type(err) if isinstance(err, ModelError) else ModelError
+            raise kind(f"{' '.join(str(err).split())[:400]} ({here})") from err
 
 
 class StatsReporter:

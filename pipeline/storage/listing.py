@@ -17,7 +17,7 @@ from itertools import islice
 
 from pipeline.errors import InputError
 from pipeline.storage.globs import fixed_beginning, has_wildcard, real_folder, real_path, to_regex
-from pipeline.storage.store import FoundFile
+from pipeline.storage.store import FoundFile, kind_of_error
 from pipeline.storage.stores import LISTED, look_up, store_of
 from pipeline.storage.web import is_web
 
@@ -198,6 +198,7 @@ def divided(locations: Iterable[Location], wanted: int) -> list[Location]:
 
     Raises:
       InputError: A folder cannot be listed.
+      AwayError: Its store does not answer.
     """
     whole, rest = list[Location](), deque(locations)
     while rest and len(whole) + len(rest) < wanted:
@@ -220,6 +221,7 @@ def files_in(location: Location, seen: dict[tuple[str, str], Location] | None = 
 
     Raises:
       InputError: It cannot be listed.
+      AwayError: Its store does not answer.
     """
     seen = {} if seen is None else seen
     listings: list[Iterator[FoundFile | Location]] = [iter([location])]
@@ -239,6 +241,7 @@ def files_in_all(locations: Iterable[Location]) -> Iterator[FoundFile]:
 
     Raises:
       InputError: A location cannot be listed.
+      AwayError: Its store does not answer.
     """
     seen: dict[tuple[str, str], Location] = {}
     waiting = (files_in(location, seen) for location in locations)
@@ -261,4 +264,5 @@ def _listed(location: Location) -> Iterator[None]:
     try:
         yield
     except Exception as err:
-        raise InputError(f"input {location.pattern}: cannot be listed: {' '.join(str(err).split())[:300]}") from err
+        kind = kind_of_error(err, InputError)
+        raise kind(f"input {location.pattern}: cannot be listed: {' '.join(str(err).split())[:300]}") from err

@@ -12,6 +12,7 @@ import io
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
+from pipeline.errors import AwayError, UserError
 from pipeline.failures import ImageError
 
 RETRY_SECONDS = 120.0  # as Google's clients
@@ -148,8 +149,13 @@ def retried(
     return tried
 
 
+def kind_of_error(err: BaseException, otherwise: type[UserError]) -> type[UserError]:
+    """The kind of error for a user: `AwayError` if the failure is transient, else another one."""
+    return AwayError if is_transient_error(err) else otherwise
+
+
 def is_transient_error(err: BaseException) -> bool:
-    """Whether a failure of storage is transient, and worth a retry."""
+    """Whether a failure of storage, of Pub/Sub or of a server is transient, and worth a retry."""
     if isinstance(err, OSError) and err.errno in _PASSING_ERRNOS:
         return True
     if isinstance(err, (ConnectionError, TimeoutError, http.client.HTTPException)):

@@ -10,6 +10,7 @@ from google.api_core import exceptions
 from google.auth.exceptions import GoogleAuthError
 
 from pipeline.errors import InputError, OutputError, UserError
+from pipeline.storage.store import kind_of_error
 from pipeline.storage.waiting import waiting_for
 from pipeline.stream.clients import connect_subscriber, one_line, shared_publisher
 
@@ -21,7 +22,8 @@ def check_subscription(name: str) -> str:
     """Makes sure that a subscription exists and may be read; returns the topic that feeds it.
 
     Raises:
-      InputError: It does not, or may not, or Pub/Sub cannot be reached.
+      InputError: It does not, or may not.
+      AwayError: Pub/Sub cannot be reached.
     """
     found = _found(name, "input", "subscription", InputError, lambda: connect_subscriber().get_subscription)
     if found.topic == "_deleted-topic_":
@@ -38,7 +40,8 @@ def check_topic(name: str, what: str, source: str) -> None:
       source: The topic that feeds the job's input.
 
     Raises:
-      OutputError: It does not exist, or feeds the job, or Pub/Sub cannot be reached.
+      OutputError: It does not exist, or feeds the job.
+      AwayError: Pub/Sub cannot be reached.
     """
     if name == source:
         raise OutputError(f"{what} {name}: it feeds the input, so the job would read what it publishes; give another topic")
@@ -56,7 +59,7 @@ def _found(name: str, what: str, kind: str, error: type[UserError], method: Call
         with waiting_for(f"{what} {name}"):
             return method()(**{kind: name}, timeout=_CHECK_SECONDS, retry=None)
     except Exception as err:
-        raise error(f"{what} {name}: {_explained(err, kind)}") from err
+        raise kind_of_error(err, error)(f"{what} {name}: {_explained(err, kind)}") from err
 
 
 def _explained(err: Exception, kind: str) -> str:

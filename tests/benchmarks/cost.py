@@ -105,7 +105,7 @@ def shard_operations(folder: str, counts: collections.Counter[str]) -> dict[str,
     publish_shard(stage_shard(folder, DETECTIONS, found, "run", view=True))
     staged = counts["class_a"]
     counts.clear()
-    done_keys(folder, _VERSION)
+    done_keys(folder, _VERSION, DETECTIONS)
     return {"class_a_a_shard": float(staged), "class_b_of_keys": float(counts["class_b"])}
 
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from pipeline.errors import ModelError, StorageAwayError
+from pipeline.errors import AwayError, ModelError
 from pipeline.failures import MAY_PASS
 from pipeline.feed.decode import decode_image
 from pipeline.feed.feeder import Feeder
@@ -371,7 +371,7 @@ class TestReading:
         refs = [ImageRef(f"gs://b/away/{number}.bmp", size_bytes=10) for number in range(3)]
         with feeding(LIMITS._replace(give_up_seconds=0.0, read_ahead_bytes=10)) as feeder:
             for _ in range(2):
-                with pytest.raises(StorageAwayError, match=r"^storage is away, .* gs://b/away/\d.bmp cannot be read now"):
+                with pytest.raises(AwayError, match=r"^storage is away, .* gs://b/away/\d.bmp cannot be read now"):
                     fed(feeder, refs)
             assert [places(fed(feeder, in_hand(BMP))) for _ in range(3)] == [[0]] * 3
 

@@ -16,7 +16,7 @@ from pipeline.errors import UserError
 from pipeline.launch.finalize import JobReport
 from pipeline.read.dead_letter_replay import DeadLetterReplay
 from pipeline.results.compact import COMPACTED, compact
-from pipeline.results.layout import check_output, check_reports
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, check_output, check_reports
 from pipeline.results.lock import locked
 from pipeline.results.run import Run, remove_abandoned
 from pipeline.results.shards import SOURCES, done_keys, parquet_bytes
@@ -129,7 +129,8 @@ def a_job(output, own):
     with locked(output, "0a"), run.opened():
         for name, content in own.items():
             write_file(f"{run.folder}/{name}", content)
-        done_keys(output, VERSION)
+        for kind in (DETECTIONS, DEAD_LETTERS):
+            done_keys(output, VERSION, kind)
         list(DeadLetterReplay((output,), replay_message).refs_in_results(output))
         WorkerReports(run).now()
         write_rows(output, [detected("2.jpg")], run=run.name)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pipeline.errors import DEAD
 from tests.conftest import write_bright_image
 from tests.fixtures import fixtures_dir
 from tests.launch.jobs import (
@@ -176,7 +177,7 @@ def test_too_many_dead_letters_are_a_failure_whose_rows_and_reports_are_there(ar
     for name in names[3:]:
         (tmp_path / "in" / name).write_text("403 Forbidden")
     code, stdout, err = run_job(*arguments)
-    assert code == 1 and "2 of 2 images failed" in err and err.endswith(f"; see {out}/dead_letters\n") and err.count("\n") == 1
+    assert code == DEAD and "2 of 2 images failed" in err and err.endswith(f"; see {out}/dead_letters\n") and err.count("\n") == 1
     assert stdout.startswith("5 images read: 0 detected, 2 dead, 3 skipped")
     assert rows_of(out) == before and {path: path.read_bytes() for path in shards} == shards
     assert rows_by_name(out, "dead_letters") == names[3:]

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from pipeline.config import Config, WriteConfig
-from pipeline.errors import DONE
+from pipeline.errors import DEAD, DONE
 from pipeline.launch.finalize import JobReport
 from pipeline.results.run import Run
 from pipeline.stats.job_stats import JobStats, merge_stats
@@ -65,7 +65,7 @@ def test_where_all_images_die_of_one_cause_the_line_says_it(arguments, out, tmp_
     (tmp_path / "list.txt").write_text("\n".join([*gone, str(tmp_path / "list.txt")]))
     code, _, error = run_job("--input", tmp_path / "list.txt", *arguments[2:])
     head, example = error.split(", such as: ")
-    assert (code, head) == (1, "error: 8 of 8 images failed, more than max_dead_share = 0.5; 7 of them not_found")
+    assert (code, head) == (DEAD, "error: 8 of 8 images failed, more than max_dead_share = 0.5; 7 of them not_found")
     assert example in [f"{path} does not exist; see {out}/dead_letters\n" for path in gone]
 
 

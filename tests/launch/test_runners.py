@@ -28,9 +28,9 @@ PROCESSES = (*ON_FLINK, "--environment_type=PROCESS")
 REFUSED = {
     "Flink without a job server": (["--runner=FlinkRunner"], "FlinkRunner: expected --job_endpoint or --flink_job_server_jar\n"),
     "Spark without a job server": (["--runner=SparkRunner"], "runner SparkRunner: expected --job_endpoint\n"),
-    "no job server listens": (
-        ["--runner=SparkRunner", "--job_endpoint=localhost:1"],
-        "job_endpoint localhost:1: expected <host>",
+    "no address of a job server": (
+        ["--runner=SparkRunner", "--job_endpoint=localhost"],
+        "job_endpoint localhost: expected <host>",
     ),
     "Dataflow without a project": (["--runner=DataflowRunner", "--region=europe-west1"], "expected --project and --temp"),
     "no runner": (["--runner=Spark"], "expected DirectRunner, PrismRunner, FlinkRunner, PortableRunner, SparkRunner or Dataflow"),

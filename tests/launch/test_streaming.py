@@ -303,15 +303,8 @@ def test_a_dry_run_reads_no_message(pubsub_emulator, bright_model, capsys):
     assert len(pubsub_emulator.take(subscription, 1)) == 1
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "message"),
-    [
-        ("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/none.json", "no usable credentials"),
-        ("PUBSUB_EMULATOR_HOST", "127.0.0.1:9", "cannot be reached"),
-    ],
-)
-def test_a_pubsub_that_cannot_be_used_is_one_line_and_exit_code_2(variable, value, message, monkeypatch, error_of):
+def test_a_pubsub_that_cannot_be_used_is_one_line_and_exit_code_2(monkeypatch, error_of):
     monkeypatch.delenv("PUBSUB_EMULATOR_HOST", raising=False)
-    monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/none.json")
     places = ["--input", "projects/test-project/subscriptions/s01", "--output", "projects/test-project/topics/t01"]
-    assert message in error_of("--config", CONFIG, *places)
+    assert "no usable credentials" in error_of("--config", CONFIG, *places)

@@ -17,7 +17,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from google.api_core import exceptions
 from google.auth import exceptions as auth
 
-from pipeline.errors import StorageAwayError
+from pipeline.errors import AwayError
 from pipeline.failures import ImageError
 from pipeline.feed.read_image import CircuitBreaker
 from pipeline.launch.finalize import failed
@@ -186,7 +186,7 @@ def test_without_storage_each_image_there_is_a_dead_letter_and_the_others_are_re
 
 def test_a_job_whose_store_is_away_has_exit_code_1_and_one_line(dead_storage):
     """The images behind it are no dead letters: nothing is wrong with them, and the same command works once the store is back."""
-    with pytest.raises(StorageAwayError, match=r"^storage is away, .*: gs://b/\d+.jpg cannot be read now") as caught:
+    with pytest.raises(AwayError, match=r"^storage is away, .*: gs://b/\d+.jpg cannot be read now") as caught:
         try:
             with beam.Pipeline(runner=FnApiRunner()) as pipeline:
                 refs = pipeline | beam.Create([ImageRef(f"gs://b/{n}.jpg") for n in range(20)], reshuffle=False)
