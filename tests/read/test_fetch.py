@@ -1,5 +1,6 @@
 """Fetching one image: its bytes and version, or a reason that never needs a retry."""
 
+import gzip
 import os
 import socket
 from urllib.parse import parse_qs, urlsplit
@@ -97,3 +98,33 @@ def test_all_pieces_of_an_object_are_of_one_generation(strict_gcs_bucket, sent):
         assert len(file.read()) == 20
     pieces = [parse_qs(urlsplit(url).query) for url in sent if "alt=media" in url]
     assert {piece["ifGenerationMatch"][0] for piece in pieces} == {str(blob.generation)}
+
+
+@pytest.mark.xfail(strict=True, reason="Content-Encoding: gzip")
+@pytest.mark.parametrize("name", ["a.jpg", "no-ending"])
+def test_an_object_that_was_uploaded_gzipped_is_the_image(gcs_bucket, name):
+    """`gcloud storage cp --gzip-in-flight-all` and web servers' tools store objects with `Content-Encoding: gzip`."""
+    blob = gcs_bucket.blob(name)
+    blob.content_encoding = "gzip"
+    blob.upload_from_string(gzip.compress(b"pixels" * 100), content_type="image/jpeg")
+    reserved = []
+    content, generation = fetch(ImageRef(f"gs://{gcs_bucket.name}/{name}"), LIMIT, reserved.append)
+    assert (content, generation) == (b"pixels" * 100, str(blob.generation))
+    assert max(reserved) >= 600
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        pytest.param(gzip.compress(bytes(10 * LIMIT)), "too_large_file", id="bomb", marks=pytest.mark.xfail(strict=True)),
+        pytest.param(gzip.compress(bytes(10 * LIMIT))[:-4] + b"\1\0\0\0", "", id="bomb that lies about its size"),
+        pytest.param(gzip.compress(b"pixels")[:-6], "", id="cut off"),
+        pytest.param(b"\x1f\x8b", "", id="no gzip"),
+    ],
+)
+def test_what_is_gzipped_takes_no_more_memory_than_an_image_may(tmp_path, content, reason):
+    (tmp_path / "a.jpg").write_bytes(content)
+    if reason:
+        assert refusal(tmp_path / "a.jpg").reason == reason
+    else:  # its decoder says that it is no image
+        assert fetch(ImageRef(f"{tmp_path}/a.jpg"), LIMIT)[0] == content
