@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from pipeline.secrets import public_address
 
@@ -26,7 +26,7 @@ class ImageRef(msgspec.Struct, frozen=True, gc=False):
     """Names one version of one image; holds no bytes.
 
     Attributes:
-      uri: Path or URI as the user or the message gave it.
+      uri: Path or URI as the user or the message gave it, without secrets; see `public_address`.
       generation: Object generation on Cloud Storage; size and mtime of a local file; a content hash for inline images.
         Empty while unknown.
       size_bytes: Size as listed; 0 if unknown.
@@ -48,11 +48,12 @@ class ImageRef(msgspec.Struct, frozen=True, gc=False):
     record: str = ""
     signed_uri: str = ""
 
-    @classmethod
-    def of_uri(cls, uri: str, **fields: Any) -> ImageRef:
-        """The image at a URI that may be signed; each new signature of an address names the same image."""
-        public = public_address(uri)
-        return cls(public, signed_uri=uri if uri != public else "", **fields)
+    def __post_init__(self) -> None:
+        """Moves an address with secrets to `signed_uri`; each new signature of an address names the same image."""
+        public = public_address(self.uri)
+        if public != self.uri:
+            force_setattr(self, "signed_uri", self.signed_uri or self.uri)
+            force_setattr(self, "uri", public)
 
     @property
     def location(self) -> str:

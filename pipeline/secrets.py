@@ -7,8 +7,9 @@ are secret, and what is signed only for a while: it names the same image without
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 MASK = "***"
@@ -20,9 +21,14 @@ _PAIR = re.compile(rf"""({_NAMED}(?:=|["']\s*[:=]\s*)){_VALUE}""", re.IGNORECASE
 _HEADER = re.compile(
     r"(\bauthorization\s*:\s*(?:\w+\s+)?|\bbearer\s+|\bx-[\w-]{0,40}(?:key|token)\s*:\s*)[^\s'\",;]+", re.IGNORECASE
 )
-_ADDRESS = re.compile(r"""https?://[^\s"'<>\\]+""")
+_ADDRESS = re.compile(r"""[A-Za-z][A-Za-z0-9+.-]{0,20}://[^\s"'<>\\]+""")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*\Z")
 _USER = re.compile(r"""(?<=://)[^\s/?#@"':]*:[^\s/?#@"']*@""")
-_SIGNATURE = re.compile(r"x-(?:amz|goog)-.*|sig|signature|(?:.*[-_])?token|.*api[-_]?key|.*secret.*|passw.*", re.IGNORECASE)
+_OF_CLOUD = re.compile(r"x-(?:amz|goog)-signature", re.IGNORECASE)
+_SIGNATURE = re.compile(r"x-(?:amz|goog)-.*|sig|signature", re.IGNORECASE)
+_SECRET_PAIR = re.compile(r"(?:.*[-_])?token|.*api[-_]?key|.*secret.*|passw.*", re.IGNORECASE)
+_TOKEN = re.compile(r"(?!.*(?:access|auth|session|security|refresh|bearer|\bid)[-_]?token)(?:.*[-_])?token", re.IGNORECASE)
+_HASHED = re.compile(re.escape(MASK) + r"[0-9a-f]{12}")
 _SIGNED = re.compile(  # beside a signature: Azure's SAS, version 2 of Amazon's and Google's, CloudFront's
     r"s[vserpt]|s[rp]s?|spr|sip|sk(?:oid|tid|t|e|s|v)|expires|awsaccesskeyid|googleaccessid|policy|key-pair-id", re.IGNORECASE
 )
@@ -38,26 +44,53 @@ def is_secret(name: str) -> bool:
 
 
 def public_address(uri: str) -> str:
-    """A web address without what is secret in it; any other URI as it is.
+    """An address without what is secret in it; any other URI as it is, and a public address, too.
+
+    A token that no signature or date goes with may be all that tells two images apart: a hash of it stays. After `gs://` and
+    `s3://` a question mark is part of an object's name, unless a signature of these clouds follows.
 
     >>> (
     ...     public_address("https://me:pw@h/a.jpg?v=2&se=2026&sig=abc"),
-    ...     public_address("https://h/a?X-Amz-Date=1"),
+    ...     public_address("HTTPS://h/a?X-Amz-Date=1"),
+    ...     public_address("https://h/a?image_token=b"),
     ...     public_address("a?sig=b"),
     ... )
-    ('https://h/a.jpg?v=2', 'https://h/a', 'a?sig=b')
+    ('https://h/a.jpg?v=2', 'HTTPS://h/a', 'https://h/a?image_token=***a120d0ad50f1', 'a?sig=b')
     """
-    if not uri.startswith(("http://", "https://")):
+    before, mark, rest = uri.partition("://")
+    if not mark or not ("?" in rest or "@" in rest):
         return uri
-    scheme, _, rest = uri.partition("://")
-    place, _, query = rest.partition("?")
+    scheme = _SCHEME.search(before)
+    if not scheme:
+        return uri
+    place, has_query, query = rest.partition("?")
     host, slash, path = place.partition("/")
-    names = {pair: pair.partition("=")[0] for pair in query.split("&")}
-    signed = any(map(_SIGNATURE.fullmatch, names.values()))
-    dropped = {pair for pair, name in names.items() if _SIGNATURE.fullmatch(name) or (signed and _SIGNED.fullmatch(name))}
-    kept = "&".join(pair for pair in query.split("&") if pair not in dropped)
-    mark = "?" if kept or ("?" in rest and not dropped) else ""
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}{mark}{kept}"
+    user, _, only_host = host.rpartition("@")
+    is_secret_user = ":" in user or scheme[0].lower() in ("http", "https")  # a container of Azure has an account behind it
+    host = only_host if is_secret_user else host
+    pairs = [(pair, *pair.partition("=")[::2]) for pair in query.split("&")]
+    is_name = scheme[0].lower() in ("gs", "s3") and not any(_OF_CLOUD.fullmatch(name) for _, name, _ in pairs)
+    if not has_query or is_name:
+        return f"{before}://{host}{slash}{path}{has_query}{query}"
+    kept = list(_kept(pairs))
+    mark = "?" if kept or not query else ""
+    return f"{before}://{host}{slash}{path}{mark}{'&'.join(kept)}"
+
+
+def _kept(pairs: Sequence[tuple[str, str, str]]) -> Iterator[str]:
+    """What stays of the pairs of a query, each given whole, by name and by value."""
+    is_signed = any(_SIGNATURE.fullmatch(name) for _, name, _ in pairs)
+    has_secret = is_signed or any(_SECRET_PAIR.fullmatch(name) and not _HASHED.fullmatch(value) for _, name, value in pairs)
+    ends = is_signed or any(_SIGNED.fullmatch(name) for _, name, _ in pairs)
+    for pair, name, value in pairs:
+        if _HASHED.fullmatch(value):
+            yield pair
+        elif _SIGNATURE.fullmatch(name) or (has_secret and _SIGNED.fullmatch(name)):
+            continue
+        elif not _SECRET_PAIR.fullmatch(name):
+            yield pair
+        elif value and not ends and _TOKEN.fullmatch(name):
+            yield f"{name}={MASK}{hashlib.blake2b(value.encode('utf-8', 'surrogatepass'), digest_size=6).hexdigest()}"
 
 
 def with_public_addresses(text: str) -> str:

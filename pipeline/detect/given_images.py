@@ -44,7 +44,7 @@ def _record(image: Any, name: str, *, bgr: bool) -> Image:
     if isinstance(image, (ImageRef, EncodedImage)):
         return image
     if isinstance(image, (str, os.PathLike)):
-        return ImageRef.of_uri(local_path(os.fsdecode(image)))
+        return ImageRef(local_path(os.fsdecode(image)))
     if isinstance(image, (bytes, bytearray, memoryview)):
         return EncodedImage(ImageRef(name), bytes(image))
     if isinstance(image, PIL.Image.Image):

@@ -61,7 +61,7 @@ def model_lines(detector: Detector, config: Config) -> Iterator[str]:
 def first_images(uris: Iterable[str], config: Config) -> Iterator[EncodedImage | DeadLetter]:
     """A few images to try, each read when the caller takes it; images before containers."""
     named = sorted((uri for uri in uris if not are_letters(uri)), key=is_container)
-    for ref in map(ImageRef.of_uri, named[:_TRIED]):
+    for ref in map(ImageRef, named[:_TRIED]):
         if is_container(ref.uri):
             found = images_in(ref, config.read, max_megapixels=config.detect.max_megapixels)
             yield from itertools.islice((image for image in found if not isinstance(image, str)), _TRIED)

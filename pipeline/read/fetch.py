@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 from pipeline.errors import UserError
 from pipeline.failures import ImageError
 from pipeline.records import ImageRef
-from pipeline.storage.store import FoundFile, Reserve, is_transient_error, retried
+from pipeline.storage.store import FoundFile, Reserve, check_size, is_transient_error, retried
 from pipeline.storage.stores import store_of
 from pipeline.storage.web import is_web, without_query
 
 RETRY_SECONDS = 60.0
+_GZIP = b"\x1f\x8b\x08"
 
 
 class StorageUnavailableError(ImageError):
@@ -47,7 +49,29 @@ def fetch(
     """
     with storage_failures(ref.location):
         wanted = FoundFile(ref.location, ref.size_bytes, ref.generation)
-        return retried(store_of(ref.location).download, retry_seconds, on_failure)(wanted, max_bytes, reserve)
+        content, generation = retried(store_of(ref.location).download, retry_seconds, on_failure)(wanted, max_bytes, reserve)
+        return _as_uploaded(ref.uri, content, generation, max_bytes, reserve), generation
+
+
+def _as_uploaded(uri: str, content: bytes, generation: str, max_bytes: int, reserve: Reserve) -> bytes:
+    """An image that is stored gzipped, as objects with `Content-Encoding: gzip` are, as it was before; no image begins so.
+
+    Raises:
+      ImageError: It would be larger than `max_bytes`.
+    """
+    if not content.startswith(_GZIP):
+        return content
+    size = int.from_bytes(content[-4:], "little")  # if the end is there
+    most = max(1, min(size, max_bytes))
+    reserve(len(content) + most)
+    unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    with contextlib.suppress(zlib.error):
+        unpacked = unpacker.decompress(content, most)
+        if unpacker.eof:
+            return unpacked
+        if len(unpacked) == max_bytes:
+            check_size(FoundFile(uri, size, generation), max_bytes)
+    return content  # its decoder says what it is
 
 
 @contextlib.contextmanager

@@ -109,7 +109,7 @@ def list_pieces(
         if isinstance(found, str):
             leave_out(found)
         else:
-            yield ImageRef.of_uri(found.path, generation=found.generation, size_bytes=found.size_bytes)
+            yield ImageRef(found.path, generation=found.generation, size_bytes=found.size_bytes)
 
 
 def _named_in(manifest: Manifest, allowed: Sequence[str]) -> Iterator[ImageRef | DeadLetter]:

@@ -58,7 +58,7 @@ def read_manifest(path: str) -> Iterator[ImageRef | DeadLetter]:
                     yield named
                     continue
                 uri, extra = named
-                yield ImageRef.of_uri(full_name(_resolve(uri, folder), real), extra=extra_text(extra) if extra else "")
+                yield ImageRef(full_name(_resolve(uri, folder), real), extra=extra_text(extra) if extra else "")
     except ImageError as err:
         raise InputError(f"manifest {err}") from err
 

@@ -219,7 +219,7 @@ class _DropDoubles(_Counting):
             yield [best.pop(uri)]
         outcomes = np.full(len(best), NEW)
         if self._source.done:
-            refs = [ImageRef(uri, listed[2], signed_uri=name_of(listed[3])) for uri, listed in best.items()]
+            refs = [ImageRef(name_of(listed[3]), listed[2]) for listed in best.values()]
             outcomes = self._source.done.among(refs, self._pool)
         self._skip(doubles)
         self._skip_done(outcomes)
@@ -246,7 +246,7 @@ class _OpenContainers(_Counting):
 
     def process(self, group: Sequence[_Listed]) -> Iterator[Any]:
         for extra, size_bytes, _, name in group:  # without their generations: the newest one is read
-            ref = ImageRef.of_uri(name_of(name), size_bytes=size_bytes, extra=extra)
+            ref = ImageRef(name_of(name), size_bytes=size_bytes, extra=extra)
             if len(group) == 1 and _holds_images(ref.uri):  # what holds images is a group of its own
                 yield from self._images_in(ref)
             else:

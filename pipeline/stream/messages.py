@@ -37,7 +37,7 @@ from pipeline.read.allowed import MAX_URI, is_allowed
 from pipeline.read.dead_letter_replay import image_entry, is_dead_letter, load_json, original_message
 from pipeline.read.names import CONTROL, full_name
 from pipeline.records import INLINE, DeadLetter, EncodedImage, Image, ImageRef, row_bytes
-from pipeline.secrets import public_address, with_public_addresses
+from pipeline.secrets import with_public_addresses
 
 MAX_IMAGES = 1000  # of one message
 MAX_INLINE_BYTES = 20_000_000  # of a message's inline images together
@@ -223,7 +223,7 @@ def _request(message: Message, request_id: str, content: _Content, allowed: Sequ
             bytes_left -= len(image.content) if isinstance(image, EncodedImage) else 0
             images.append(replace(image, size_bytes=content.size_bytes) if content.size_bytes else image)
         except ImageError as err:
-            ref = ImageRef(public_address(_uri(fields))[:MAX_URI], **of_message)
+            ref = ImageRef(_uri(fields)[:MAX_URI], **of_message)
             dead.append(err.dead_letter(ref, _without_secrets(message.data if len(content.images) == 1 else _payload(fields))))
     return Request(message.message_id, request_id, tuple(images), tuple(dead))
 
@@ -234,7 +234,7 @@ def _image(entry: dict[str, Any], allowed: Sequence[str], bytes_left: int, of_me
         if not is_allowed(uri, allowed):
             text = f"{uri[:200]!r} lies under none of the allowed prefixes ({', '.join(allowed)})"
             raise ImageError("message", "not_allowed", text)
-        return ImageRef.of_uri(full_name(uri), generation=_text(entry.get("generation")), extra=extra, **of_message)
+        return ImageRef(full_name(uri), generation=_text(entry.get("generation")), extra=extra, **of_message)
     content = _inline_content(entry, bytes_left)
     if len(content) > bytes_left:
         raise ImageError("message", "too_large", f"expected at most {MAX_INLINE_BYTES} bytes of inline images in a message")

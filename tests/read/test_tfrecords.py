@@ -164,7 +164,6 @@ def test_a_file_is_read_record_by_record(tmp_path):
         assert sum(1 for _ in images_of_file(ImageRef(str(path)), 2_000_000)) == 60
 
 
-@pytest.mark.xfail(strict=True, reason="D12")
 def test_an_image_that_is_named_by_a_signed_address_has_its_public_name(tmp_path):
     signed = b"https://me:hunter2@host/a.jpg?sig=hunter2"
     path = write(tmp_path / "a.tfrecord", example(image_encoded=b"x", image_source_id=signed), example(image_source_id=signed))
