@@ -67,6 +67,7 @@ setup(
         "dev": [
             "av>=17,<20",
             "defusedxml>=0.7,<1",
+            "duckdb>=1.1,<3",  # reads results folders, as users do
             "gcp-storage-emulator>=2026.7",
             "hypothesis>=6.100",
             "import-linter>=2.11",

@@ -44,6 +44,7 @@ VERBS = {
     "quantize": Verb("pipeline.quantize", "write an int8 version of a model for OpenVINO, if it is good enough"),
     "tune": Verb("pipeline.tune", "find the settings with which this machine detects fastest"),
     "export": Verb("pipeline.export", "write a results folder in another format, such as CSV, COCO or YOLO, or as crops"),
+    "rows": Verb("pipeline.rows", "print the rows of a results folder as JSON Lines, for jq and other tools"),
     "compact": Verb("pipeline.compact", "merge the many small files of a results folder"),
     "load": Verb("pipeline.load_bigquery", "load the rows of a results folder into BigQuery, each once"),
     "reconcile": Verb("pipeline.reconcile", "which images have a result, and which have none"),

@@ -29,7 +29,7 @@ class Measured:
     """What an image and a job take; docs/COST.md describes each, and `python -m tests.benchmarks.cost` measures most."""
 
     cpu_ms: float = 46.3  # CPU time of an image with YOLOv4-tiny at 416x416, float32 (BENCHMARKS.md, machine B)
-    row_bytes: float = 191.0  # a row of results without objects, as JSON in a view or a message
+    row_bytes: float = 191.0  # a row of results without objects, as JSON in a message
     object_bytes: float = 104.0  # each object in it
     shard_row_bytes: float = 19.3  # the same row in a shard
     shard_object_bytes: float = 24.6  # each object in it
@@ -37,7 +37,7 @@ class Measured:
     notice_bytes: float = 1500.0  # a notification of Cloud Storage, by its documentation
     class_b_an_image: float = 1.0  # reads of an image: its content, with which its generation comes
     class_b_unlisted: float = 1.0  # one more for an image that a message names, whose size no listing has given
-    class_a_a_shard: float = 4.0  # a shard and its view are written and renamed; half of that in a job of one process
+    class_a_a_shard: float = 2.0  # a shard is written and renamed; half of that in a job of one process
     listed_at_once: float = 1000.0  # images in one listing operation (Cloud Storage's page)
 
 
@@ -108,7 +108,7 @@ def estimate(work: Work, measured: Measured | None = None) -> Usage:
         class_a=listings + min(windows, work.images) * each.class_a_a_shard,
         class_b=work.images * (each.class_b_an_image + (each.class_b_unlisted if streaming else 0.0)),
         read_gb=work.images * work.image_kb / 1e6,
-        results_gb=work.images * (row + each.shard_row_bytes + work.objects * each.shard_object_bytes) / 1e9,
+        results_gb=work.images * (each.shard_row_bytes + work.objects * each.shard_object_bytes) / 1e9,
         pubsub_gb=2 * work.images * messages / 1e9 if streaming else 0.0,
     )
 

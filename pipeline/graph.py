@@ -66,8 +66,8 @@ def source_of(config: Config, done: DoneRows | None = None, worker_context: Work
 
 
 def dead_letter_replay(config: Config) -> DeadLetterReplay:
-    """How the dead letters in the output are tried again."""
-    return DeadLetterReplay(config.stream.allow_uri_prefix, replay_message)
+    """How the dead letters of a results folder are tried again."""
+    return DeadLetterReplay(config.replayed, config.stream.allow_uri_prefix, replay_message)
 
 
 def sink_of(config: Config, run: Run, version: RowVersion, worker_context: WorkerContext | None = None) -> WriteShards:

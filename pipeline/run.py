@@ -32,7 +32,7 @@ what most people use:
   --runner RUNNER            DirectRunner (default), PrismRunner, FlinkRunner, SparkRunner, DataflowRunner
   --dates DAYS               fills {date} in the input: 2026-11-20, yesterday, 'last 7 days'
   --again                    detect images that are done again, too
-  --retry-dead               detect in the images that failed
+  --retry-dead [FOLDER]      detect in the images that failed, there or in the output
   --when-busy skip           if another run is processing the same images: wait (default), skip or stop
   --score-threshold 0.25     least confidence; --iou-threshold 0.45 for boxes that are one object
   --classes NAME ...         keep only these classes
@@ -160,6 +160,8 @@ def make_parser(*, every: bool = False) -> argparse.ArgumentParser:
 def _argument(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `add_argument` for a setting; the config checks its value."""
     kind = schema.get("type")
+    if kind == "boolean" and "anyOf" in schema:  # or a folder
+        return {"nargs": "?", "const": True, "metavar": "FOLDER"}
     if kind == "boolean":
         return {"action": argparse.BooleanOptionalAction}
     if kind == "array":

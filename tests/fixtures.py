@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).resolve().parent.parent
+RELEASE = REPO / "tests" / "golden" / "results_0_1_0"
 
 
 def fixtures_dir() -> Path:

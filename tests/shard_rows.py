@@ -49,14 +49,14 @@ def write_rows(
     run: str = "0a1b2c3d",
     made_at: float | None = None,
 ) -> list[str]:
-    """Writes a shard of each kind that has rows, with its view; returns their paths."""
+    """Writes a shard of each kind that has rows; returns their paths."""
     made_at = time.time() if made_at is None else made_at
     paths = []
     if images:
         images = sorted(images, key=lambda image: image.ref.uri)
-        paths.append(write_shard(output, DETECTIONS, detections_table(images, version, run, made_at), run, view=True))
+        paths.append(write_shard(output, DETECTIONS, detections_table(images, version, run, made_at), run))
     if letters:
-        paths.append(write_shard(output, DEAD_LETTERS, dead_letters_table(letters, version, run, made_at), run, view=True))
+        paths.append(write_shard(output, DEAD_LETTERS, dead_letters_table(letters, version, run, made_at), run))
     return paths
 
 

@@ -1,6 +1,5 @@
 """Many small shards become few large ones; whenever that is killed, paused or cut off from power, no reader loses a row."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -22,6 +21,7 @@ from pipeline.results.rows import detections_table, json_rows
 from pipeline.results.shards import COMPACTED, list_shards, parquet_bytes, read_batches, shard_of_name, write_shard
 from pipeline.storage.cloud import blob_of
 from pipeline.storage.files import read_file, write_file
+from tests.fixtures import RELEASE
 from tests.forked_jobs import KILLED, Moment, run_forked
 from tests.recorded_disk import folders_left, recorded
 from tests.shard_rows import OTHER, VERSION, detected, failed, rows_in, write_rows
@@ -86,9 +86,7 @@ def test_many_files_become_one_of_each_kind_and_each_key_has_one_row(output, cap
     for kind in (DETECTIONS, DEAD_LETTERS):
         (shard,) = list_shards(output, (kind,))
         assert shard.run == COMPACTED
-        rows = map(json.loads, Path(shard.view).read_text().splitlines())
-        assert sorted(rows, key=row_bytes) == rows_in(output, kind)
-    assert names_in(output)[-2:] == ["mine.jsonl", "mine.parquet"] and len(names_in(output)) == 4
+    assert names_in(output)[-2:] == ["mine.jsonl", "mine.parquet"] and len(names_in(output)) == 3
     assert all(Path(output, name).read_bytes() == b"{}" for name in OTHERS)
     names = sorted(Path(output).rglob("*"))
     assert main([output]) == 0
@@ -97,12 +95,13 @@ def test_many_files_become_one_of_each_kind_and_each_key_has_one_row(output, cap
     assert compact(output) == Compacted(before=2, files=1, rows=6, dropped=1)
 
 
-def test_a_merged_file_has_no_view_if_no_source_has_one(tmp_path):
-    output = str(tmp_path)
-    for uri in "ab":
-        write_shard(output, DETECTIONS, detections_table([detected(uri)], VERSION, "0a1b", 4.0), "0a1b")
-    compact(output)
-    assert [name.rpartition(".")[2] for name in names_in(output)] == ["parquet"]
+def test_the_views_of_0_1_0_go_also_where_nothing_is_merged(tmp_path):
+    """They were JSON Lines beside each shard, for people; what others have written stays."""
+    output = str(shutil.copytree(RELEASE, tmp_path / "out"))
+    Path(output, "detections", "mine.jsonl").write_text("{}")
+    rows, views = counted(output), [path for path in Path(output).rglob("*.jsonl") if path.name != "mine.jsonl"]
+    assert views and compact(output) == Compacted() and not any(path.exists() for path in views)
+    assert counted(output) == rows and names_in(output)[-1] == "mine.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -213,7 +212,7 @@ def test_killed_or_cut_off_from_power_at_any_moment_no_reader_loses_a_row_and_th
         compact(out)
         assert counted(out) == after and count_rows(out) == len(after), what
         names = [name for kind in (DETECTIONS, DEAD_LETTERS) for name in names_in(out, kind) if not name.startswith("mine")]
-        assert len(names) == 4 and all(f"-{COMPACTED}-" in name for name in names), what
+        assert len(names) == 2 and all(f"-{COMPACTED}-" in name for name in names), what
     assert half_deleted
 
 
@@ -313,7 +312,7 @@ def test_killed_while_cloud_storage_changes_no_reader_loses_a_row(strict_gcs_buc
         compact(output)
         assert counted(output) == expected and count_rows(output) == len(expected), number
         left = [len([*strict_gcs_bucket.list_blobs(prefix=f"{number}/{kind}/")]) for kind in (DETECTIONS, DEAD_LETTERS)]
-        assert left == [2, 2], number
+        assert left == [1, 1], number
     assert code == 0 and number > 10
 
 

@@ -4,6 +4,7 @@
 of which are damaged. Its files are never written anew; the summary lies here on one line.
 """
 
+import dataclasses
 import hashlib
 import json
 import shutil
@@ -19,10 +20,9 @@ from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.rows import SCHEMAS
 from pipeline.results.shards import list_shards, read_columns
-from tests.fixtures import REPO
+from tests.fixtures import RELEASE, REPO
 from tests.shard_rows import detected, rows_in, write_rows
 
-RELEASE = REPO / "tests" / "golden" / "results_0_1_0"
 GENERATIONS = {
     row["image"]["uri"]: row["image"]["generation"]
     for view in sorted(RELEASE.glob("*/*.jsonl"))
@@ -68,7 +68,7 @@ def test_exports_hold_its_rows(results, tmp_path):
 
 def test_its_failures_are_tried_again(results):
     config = load_config([], {"model.path": "digits", "stream.allow_uri_prefix": ["gs://photos/"]})
-    refs = graph.dead_letter_replay(config).refs_in_results(results)
+    refs = graph.dead_letter_replay(dataclasses.replace(config, output=results, retry_dead=True)).refs_in_results()
     assert sorted(ref.uri for ref in refs) == [CUT, EMPTY]
 
 

@@ -33,6 +33,9 @@ def write_config(tmp_path):
         pytest.param("detct: {device: cpu}", "unknown key 'detct'; did you mean 'detect'?", id="typo of a section"),
         pytest.param("score_threshold: 0.5", "did you mean 'detect.score_threshold'?", id="key of a section at the top"),
         pytest.param("detect: {conf: 0.4}", "'detect.conf'; did you mean 'detect.score_threshold'?", id="another tool's"),
+        pytest.param(
+            "write: {view: false}", "unknown key 'write.view'; files of rows are Parquet alone; detect-objects rows", id="0.1.0"
+        ),
         pytest.param("xyzzy: 1", "unknown key 'xyzzy'; python -m pipeline.run --help-all lists all settings", id="nothing near"),
         pytest.param("1: 2", "expected keys that are strings, got 1", id="key that is no text"),
         pytest.param("detect: 5", "detect: expected a section with keys, got 5", id="value for a section"),

@@ -38,7 +38,7 @@ SIMPLE = Measured(
                 class_a=3600 + (3600 + 1200) * 2,
                 class_b=3_600_000,
                 read_gb=360.0,
-                results_gb=3.6e6 * 360 / 1e9,
+                results_gb=3.6e6 * 60 / 1e9,
                 pubsub_gb=0,
             ),
             id="batch",
@@ -46,18 +46,18 @@ SIMPLE = Measured(
         pytest.param(
             Work(160 * 3600, machines=1, cores=8, objects=0, startup_minutes=0),
             # eight cores at 50 ms an image are 160 images/s; 576 pages
-            Usage(1.0, 1.0, 576 + (576 + 120) * 2, 576_000, 115.2, 0.06912, 0),
+            Usage(1.0, 1.0, 576 + (576 + 120) * 2, 576_000, 115.2, 0.01152, 0),
             id="rate of the cores",
         ),
         pytest.param(
             Work(100, objects=0, image_kb=0, images_per_second=0.01, startup_minutes=0, bundle_images=1),
-            Usage(2.7778, 2.7778, 0.1 + 100 * 2, 100, 0, 1.2e-5, 0),
+            Usage(2.7778, 2.7778, 0.1 + 100 * 2, 100, 0, 2e-6, 0),
             id="no shard without a row",
         ),
         pytest.param(
             Work(1_000_000, "streaming", objects=0, image_kb=1, machines=2, images_per_second=1e9, hours=24, startup_minutes=0),
             # messages of 1,500 and 300 bytes, the latter billed as 1,000; each published and delivered
-            Usage(24.0, 48.0, 8640 * 2, 2_000_000, 1.0, 0.12, 5.0),
+            Usage(24.0, 48.0, 8640 * 2, 2_000_000, 1.0, 0.02, 5.0),
             id="streaming",
         ),
     ],

@@ -132,6 +132,7 @@ PLACES_AND_FLAGS = {
     "a flag that is no setting": ([*JOB, "--dry-runn"], "unknown flag --dry-runn; did you mean --dry-run?"),
     "again in a stream": ([*JOB, "--mode", "streaming", "--again"], "again: expected --mode batch"),
     "export in a stream": ([*JOB, "--mode", "streaming", "--export", "csv"], "export: expected --mode batch; detect-objects"),
+    "0.1.0's views": ([*JOB, "--no-view"], "unknown flag --no-view; files of rows are Parquet alone; detect-objects rows prints"),
     "nothing near": ([*JOB, "--xyzzy"], "unknown flag --xyzzy; see --help"),
 }
 MISTAKES = SETTINGS | PLACES_AND_FLAGS

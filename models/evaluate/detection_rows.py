@@ -112,7 +112,7 @@ def _files(source: str) -> list[Path]:
             found = sorted(folder.rglob(f"*{ending}"))
             if visible := [path for path in found if not any(part[0] == "." for part in path.relative_to(folder).parts)]:
                 return visible
-        raise RowsError(f"{folder} holds no .jsonl or .parquet file: expected the folder of detections/*.jsonl")
+        raise RowsError(f"{folder} holds no .jsonl or .parquet file: expected a results folder, or a folder of rows")
     paths = [Path(source)] if Path(source).is_file() else sorted(map(Path, glob.glob(source, recursive=True)))
     if not paths:
         raise RowsError(f"{source} is not there: expected a file of rows or COCO results, a folder of rows, or a glob")
@@ -140,7 +140,7 @@ def _parsed(content: bytes, what: str) -> Any:
 
 
 def _rows_of_shard(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a shard of this pipeline, rounded as its views are: a float32 has more digits than it means."""
+    """The rows of a shard of this pipeline, rounded as JSON rows are: a float32 has more digits than it means."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -37,6 +37,7 @@ _ELSEWHERE = {  # flags of YOLO's tools, Ultralytics and other common programs
     "csv save-csv": "--export csv, or the Parquet files in detections/, which pandas and duckdb read",
     "save-txt yolo": "--export yolo",
     "resume only-new skip-existing": "no flag: images that have a row are skipped",
+    "view no-view": "files of rows are Parquet alone; detect-objects rows prints them as JSON Lines",
     "overwrite force exist-ok": "--again, which detects what is done again; the newest row counts",
 }
 _FLAGS = {name: flag for names, flag in _ELSEWHERE.items() for name in names.split()}
@@ -81,7 +82,10 @@ def _near_key(path: list[str], known: Sequence[Setting]) -> str:
     keys = {_bare(name): setting.key for setting in known for name in (setting.name, setting.flag) if name}
     sections = {key.partition(".")[0] for key in keys.values() if "." in key}
     names = keys | {section: section for section in sections if len(path) == 1}
-    here = re.split("[ ,]", _FLAGS.get(_bare(path[-1]), path[-1]))[0]
+    elsewhere = _FLAGS.get(_bare(path[-1]), path[-1])
+    if not elsewhere.startswith("--") and elsewhere != path[-1]:
+        return elsewhere
+    here = re.split("[ ,]", elsewhere)[0]
     near = difflib.get_close_matches(_bare(here), names, n=1, cutoff=_NEAR)
     return f"did you mean {names[near[0]]!r}?" if near else "python -m pipeline.run --help-all lists all settings"
 

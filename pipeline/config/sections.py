@@ -12,6 +12,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    Strict,
     TypeAdapter,
     ValidationError,
     ValidationInfo,
@@ -248,9 +249,8 @@ class ReadConfig:
 @_checked
 @dataclass(frozen=True, config=_STRICT)
 class WriteConfig:
-    """The outputs besides JSON Lines, summary and report."""
+    """The outputs besides rows, summary and report."""
 
-    view: bool = declare(True, "write each file of rows as JSON Lines, too, for people")
     shard_seconds: Duration = declare(
         30.0, "most seconds of rows in one file, in a stream at most 10; a killed job of one process repeats at most these"
     )
@@ -346,7 +346,9 @@ class Config:
         "nothing for six hours), or stop (exit code 3)",
     )
     again: bool = declare(False, "detect images that are done again, too; the newest row of an image counts")
-    retry_dead: bool = declare(False, "retry failed images: the input is the output's dead letters")
+    retry_dead: Annotated[bool, Strict()] | SomePath = declare(
+        False, "retry failed images: the input is the dead letters of the output, or of the results folder that it names"
+    )
     beam_options: Mapping[str, _BeamOption] = Field(
         default_factory=dict, description="options of Beam and its runners, by their flag's name"
     )
@@ -367,6 +369,11 @@ class Config:
         resolved = days.resolve_dates(text, datetime.date.today()) if text else ""
         days.check_use(before.data["input"], resolved)
         return resolved
+
+    @property
+    def replayed(self) -> str:
+        """The results folder whose dead letters are tried again; empty: none."""
+        return self.output if self.retry_dead is True else (self.retry_dead or "").rstrip("/")
 
     def patterns(self) -> dict[str, tuple[str, ...]]:
         """Each input, with its patterns: itself, or one or more for each of the days."""

@@ -50,6 +50,7 @@ EXPORT_FORMATS = {  # a name to the function that writes rows, and the names of 
     "cvat": ("pipeline.write.write_labels:write_cvat", "cvat.xml"),
     "label-studio": ("pipeline.write.write_label_studio:write_label_studio", "label-studio.json"),
     "tfrecord": ("pipeline.write.write_tfrecord:write_tfrecord", "detections.tfrecord"),
+    "jsonl": ("pipeline.write.write_jsonl:write_jsonl", "detections.jsonl"),
 }
 ExportFormat = Literal[tuple(EXPORT_FORMATS)]  # type: ignore[valid-type]  # mypy takes no computed names
 

@@ -31,7 +31,7 @@ from pipeline.read.names import is_container
 from pipeline.read.read_images import ReadImages
 from pipeline.records import DeadLetter, ImageRef, row_bytes
 from pipeline.results.completion import RowVersion
-from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, SUMMARY, check_output, check_reports, time_in_name
+from pipeline.results.layout import check_output, check_reports, check_results, time_in_name
 from pipeline.results.lock import locked, since
 from pipeline.results.newest import Wanted
 from pipeline.results.run import Run
@@ -40,8 +40,7 @@ from pipeline.stats.job_stats import JobStats
 from pipeline.stats.summary import RunFacts
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.cloud import GS
-from pipeline.storage.files import exists
-from pipeline.storage.listing import MAX_PARALLEL, files_of, location_of
+from pipeline.storage.listing import MAX_PARALLEL, location_of
 from pipeline.write.exports import export
 from pipeline.write.write_shards import WriteShards, read_stats
 
@@ -61,16 +60,10 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
     job = checked_job(config, beam_flags, command, started_at)
     FileSystems.set_options(job.options)
     if config.retry_dead:
-        _check_results(config.output)
+        check_results(config.replayed)
     else:
         check_inputs(config.patterns(), config.allow_empty)
     return dataclasses.replace(job, resolved_input=tuple(location_of(pattern).pattern for pattern in config.patterns()))
-
-
-def _check_results(output: str) -> None:
-    rows = (file for kind in (DEAD_LETTERS, DETECTIONS) for file in files_of(f"{output}/{kind}"))
-    if not (any(rows) or exists(f"{output}/{SUMMARY}")):
-        raise InputError(f"output {output}: expected the results folder of an earlier run, found no results in it")
 
 
 def _allowing_inputs(config: Config) -> Config:
@@ -92,7 +85,7 @@ def show_plan(job: Job) -> int:
     refs = {ref.uri: ref for ref in found if isinstance(ref, ImageRef)}
     dead = {letter.ref.uri: letter for letter in found if isinstance(letter, DeadLetter)}
     if config.retry_dead:
-        refs = {ref.uri: ref for ref in graph.dead_letter_replay(config).refs_in_results(config.output)}
+        refs = {ref.uri: ref for ref in graph.dead_letter_replay(config).refs_in_results()}
     if not (refs or dead or config.allow_empty):
         raise _nothing(config)
     model = detector.model.metadata.name, detector.model.version
@@ -147,11 +140,11 @@ def _done(config: Config, version: RowVersion, run: str = "") -> DoneRows | None
     if config.again:
         return None
     patterns = config.all_patterns()
-    named = any(map(is_manifest, patterns)) or config.retry_dead  # these may name anybody's images
+    named = any(map(is_manifest, patterns)) or config.replayed  # these may name anybody's images
     folders = (location_of(pattern).folder for pattern in patterns)
     # what the images' URIs begin with; empty where that is not known, as of addresses and of links on a disk
     prefixes = (folder if folder.startswith(GS) else "" for folder in (*config.stream.allow_uri_prefix, *folders))
-    return DoneRows(config.output, version, not config.retry_dead, ("",) if named else tuple(prefixes), run)
+    return DoneRows(config.output, version, not config.replayed, ("",) if named else tuple(prefixes), run)
 
 
 def _lock_of(job: Job, model: tuple[str, str]) -> str:
@@ -160,7 +153,7 @@ def _lock_of(job: Job, model: tuple[str, str]) -> str:
         job.settings.get("resolved_input", []),
         job.config.dates,
         RowVersion.of(job.settings, model),
-        job.config.retry_dead,
+        job.config.replayed,
         job.config.read.fps,
     ]
     return hashlib.blake2b(row_bytes(work), digest_size=8).hexdigest()

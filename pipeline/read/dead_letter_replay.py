@@ -42,32 +42,33 @@ class DeadLetterReplay:
     its shard with a line on standard error.
 
     Args:
+      output: The results folder.
       folders: Folders below which a dead letter may name images.
       parse: Parses a dead letter as a stream's message that may name these; see `pipeline.stream.messages.replay_message`.
     """
 
+    output: str
     folders: Sequence[str]
     parse: Callable[[bytes, Sequence[str]], Iterable[Replayed]]
 
-    def refs_in_results(self, output: str) -> Iterator[ImageRef]:
-        """The images that dead letters in a results folder name; last, if any carries its image, a ref for all that do."""
+    def refs_in_results(self) -> Iterator[ImageRef]:
+        """The images that the dead letters name; last, if any carries its image, a ref for all that do."""
         carries = False
-        for each in self._in_results(output):
+        for each in self._in_results():
             if isinstance(each, ImageRef):
                 yield each
             else:
                 carries = True
         if carries:
-            yield ImageRef(f"{output}/{DEAD_LETTERS}/")
+            yield ImageRef(f"{self.output}/{DEAD_LETTERS}/")
 
-    def open(self, letters: ImageRef) -> Iterator[EncodedImage | DeadLetter]:
+    def open(self) -> Iterator[EncodedImage | DeadLetter]:
         """The images that dead letters carry, each once, and dead letters of what cannot be tried.
 
-        Args:
-          letters: The last ref of `refs_in_results`.
+        The last ref of `refs_in_results` stands for them.
         """
         seen = set[bytes]()
-        for each in self._in_results(letters.uri.removesuffix(f"/{DEAD_LETTERS}/")):
+        for each in self._in_results():
             if isinstance(each, ImageRef):
                 continue
             ref, payload = each.ref, each.payload if isinstance(each, DeadLetter) else b""
@@ -76,16 +77,16 @@ class DeadLetterReplay:
                 seen.add(digest)
                 yield each
 
-    def _in_results(self, output: str) -> Iterator[Replayed]:
+    def _in_results(self) -> Iterator[Replayed]:
         """What all dead letters ask for; again from the first one if a compaction has taken a shard away."""
         try:
-            for shard in list_shards(output, (DEAD_LETTERS,)):
+            for shard in list_shards(self.output, (DEAD_LETTERS,)):
                 with skipping_damaged(shard):
                     for batch in read_batches(shard, rows=_ROWS_AT_ONCE):
                         for letter in json_rows(batch, DEAD_LETTERS):
                             yield from self.replay(letter)
         except FileNotFoundError:
-            yield from self._in_results(output)
+            yield from self._in_results()
 
     def replay(self, letter: dict[str, Any]) -> Iterable[Replayed]:
         """What a row of dead letters asks for.

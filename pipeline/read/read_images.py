@@ -71,7 +71,7 @@ class ReadImages(beam.PTransform):
       exclude: The job's output. This program's own files there, and in results folders below an input, are skipped.
       allowed: Folders below which lists that a glob names may name images, beside the folders of the inputs.
       done: The rows that count as done, whose images are skipped; None: none do.
-      again: Replays the dead letters in `exclude`, too.
+      again: Replays the dead letters of a results folder, too.
       worker_context: What remote workers must reach before they begin; None: the launcher's process does all.
       max_megapixels: Videos of larger frames are refused.
       rebalance: Whether to spread the names over the workers again after doubles are dropped. Else the worker that drops the
@@ -93,7 +93,7 @@ class ReadImages(beam.PTransform):
 
     def expand(self, begin: beam.pvalue.PBegin) -> ReadOutputs:
         """Wires listing, dropping of doubles, and opening, in one line: a Flatten would make the runner keep all images."""
-        find = beam.FlatMap(_find_folders, self.inputs, self.exclude if self.again else "")
+        find = beam.FlatMap(_find_folders, self.inputs, self.again.output if self.again else "")
         pieces = begin | "Start" >> beam.Impulse() | "FindFolders" >> find
         spread = pieces | "SpreadFolders" >> beam.Reshuffle()
         source = dataclasses.replace(self, allowed=(*self.allowed, *folders_of(self.inputs)))
@@ -177,8 +177,8 @@ class _ListImages(_Counting):
 
     def _found(self, group: Sequence[Piece | str]) -> Iterator[ImageRef | DeadLetter]:
         source = self._source
-        for output in (piece for piece in group if isinstance(piece, str)):
-            yield from self._new(source.again.refs_in_results(output)) if source.again else ()
+        if source.again and source.again.output in group:
+            yield from self._new(source.again.refs_in_results())
         pieces = [piece for piece in group if not isinstance(piece, str)]
         yield from list_pieces(pieces, source.exclude, self._leave_out, source.allowed, self._new)
 
@@ -254,7 +254,7 @@ class _OpenContainers(_Counting):
 
     def _images_in(self, ref: ImageRef) -> Iterator[Any]:
         source = self._source
-        replayed = source.again.open(ref) if source.again and are_letters(ref.uri) else None
+        replayed = source.again.open() if source.again and are_letters(ref.uri) else None
         for image in replayed or images_in(ref, source.read, source.max_megapixels):
             PROCESS.check_stopped()
             if isinstance(image, str):

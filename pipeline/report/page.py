@@ -28,7 +28,7 @@ from pipeline.report.charts import Bar, bars, line_over_time
 from pipeline.report.formats import breakable, counted, duration, link, number, share, yaml_value
 
 _SHOWN_CLASSES = 30
-_SHOWN_LETTERS = 20  # per reason; all of them are in dead_letters/*.jsonl
+_SHOWN_LETTERS = 20  # per reason; all of them are in dead_letters/
 _SHOWN_DETECTIONS = 30  # per sample
 _STAGES = ("read", "decode", "model", "postprocess")  # in the order of the data
 _LATENCIES = {"event_to_publish_ms": "event-to-publish", "latency_ms": "processing"}

@@ -1,11 +1,11 @@
 """Compaction: merges small shards into large ones and drops rows that do not count; no reader loses a row, whenever it ends.
 
-1. It deletes the sources that an earlier compaction has merged and, since it died, not deleted, and views without a shard.
+1. It deletes the sources that an earlier compaction has merged and, since it died, not deleted, and the views of 0.1.0.
 2. It reads the key and the age of all rows and marks those that lost: 17 bytes of memory a row, 9 more while they are sorted.
 3. It groups small shards of similar size, so that a new row costs a few files of its own size, and larger ones of which more than
    a fifth of the rows lost.
 4. For each group it writes the merged shard, whose metadata names its sources, so that readers skip these. Then it deletes the
-   sources' views and, last, the sources, all of them only in the generations that it read.
+   sources, only in the generations that it read.
 
 Of one key the newest row stays, a detection before any dead letter; of equal ones that in the shard of the highest level, then of
 the last name. A merged shard has a higher level than its sources, so a row that stays only ever rises in one order that all
@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import json
 import posixpath
-import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -27,12 +26,12 @@ import pyarrow.compute as pc
 
 from models.progress import shown
 from pipeline.results.completion import row_keys
-from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, time_in_name
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, kind_of_rows
 from pipeline.results.lock import locked
 from pipeline.results.newest import lost_rows
 from pipeline.results.rows import SCHEMAS, uri_of
-from pipeline.results.run import ABANDONED_SECONDS, remove_abandoned
-from pipeline.results.shards import COMPACTED, SOURCES, Shard, list_shards, read_columns, shard_of_name, write_shard
+from pipeline.results.run import remove_abandoned
+from pipeline.results.shards import COMPACTED, SOURCES, Shard, list_shards, read_columns, write_shard
 from pipeline.storage.files import delete_generations, folders_of, generations_of, is_own_file, sync
 from pipeline.storage.listing import files_of
 
@@ -108,22 +107,16 @@ def _finish(output: str) -> list[Shard]:
     """Deletes what earlier compactions and killed runs have left; returns the shards that readers see."""
     found = {file.path: file.generation for kind in SCHEMAS for file in files_of(f"{output}/{kind}") if is_own_file(file.path)}
     shards = list_shards(output)  # after `found`, so that a shard that is only there is a source of a merged one, or gone
-    seen, old = {shard.path for shard in shards}, time_in_name(time.time() - ABANDONED_SECONDS)
-    left = {}
-    for path, generation in found.items():
-        shard = shard_of_name(f"{path.rpartition('.')[0]}.parquet")
-        if shard and shard.path not in seen and (shard.path in found or shard.run == COMPACTED or shard.written_at < old):
-            left[path] = generation
+    seen = {shard.path for shard in shards}
+    left = {path: generation for path, generation in found.items() if kind_of_rows(path) and path not in seen}
     sync(folders_of(left))  # whoever died may not have done so after renaming the merged shard
     _delete(left)
     return shards
 
 
 def _delete(generations: Mapping[str, str]) -> None:
-    """Deletes views, then shards: as long as a source is there, the next compaction finds what is left."""
-    for ending in (".jsonl", ".parquet"):
-        delete_generations({path: each for path, each in generations.items() if path.endswith(ending)})
-        sync(folders_of(generations))
+    delete_generations(generations)
+    sync(folders_of(generations))
 
 
 def _part(shard: Shard, with_images: bool) -> _Part | None:
@@ -198,7 +191,7 @@ def _merge(output: str, group: Sequence[_Part], share: float) -> Compacted:
     """Writes a merged shard and deletes its sources; one that is damaged, or no longer what was decided on, stays."""
     tables = [_kept_rows(part) for part in group]
     group = [part for part, table in zip(group, tables, strict=True) if table is not None]
-    found = generations_of(path for part in group for path in (part.shard.view, part.shard.path))
+    found = generations_of(part.shard.path for part in group)
     # some have gone if this compaction was paused for long, and another one has merged them
     if not (_is_worth(group, share) and all(found.get(part.shard.path) == part.shard.generation for part in group)):
         return Compacted()
@@ -206,7 +199,7 @@ def _merge(output: str, group: Sequence[_Part], share: float) -> Compacted:
     metadata = {SOURCES: sources, _LEVEL: max(part.level for part in group) + b"+"}
     merged = pa.concat_tables(table for table in tables if table is not None).sort_by("uri").replace_schema_metadata(metadata)
     if len(merged):
-        write_shard(output, kind, merged, COMPACTED, view=any(path.endswith(".jsonl") for path in found))
+        write_shard(output, kind, merged, COMPACTED)
     _delete(found)
     return Compacted(len(group), int(len(merged) > 0), len(merged), sum(len(part.lost) for part in group) - len(merged))
 

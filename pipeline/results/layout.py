@@ -1,6 +1,6 @@
 """The layout of the results folder: which file lies where, and which names are this program's.
 
-    detections/20261121T020000Z-<run>-<uuid>.parquet      rows of detected images, with a view for people, .jsonl (see `shards`)
+    detections/20261121T020000Z-<run>-<uuid>.parquet      rows of detected images (see `shards`)
     dead_letters/20261121T020000Z-<run>-<uuid>.parquet    rows of images and messages that failed
     runs/<run>/                                           reports of a run: summary.json, report.html, samples/
     summary.json  report.html  samples/                   copies of the newest run's
@@ -28,7 +28,7 @@ from typing import Any, TypedDict
 import msgspec
 
 from pipeline.config.paths import local_path
-from pipeline.errors import ConfigError, FullError, OutputError, UserError
+from pipeline.errors import ConfigError, FullError, InputError, OutputError, UserError
 from pipeline.storage.files import UNFINISHED, create, delete_files, exists, is_own_file, make_folder, read_checked, read_file
 from pipeline.storage.listing import files_of
 from pipeline.storage.store import kind_of_error
@@ -39,6 +39,7 @@ SUMMARY, REPORT, SAMPLES = "summary.json", "report.html", "samples"
 RUNS, EXPORTS = "runs", "exports"
 MADE_BY = b"made by detect-objects"  # marks pages and pictures of this program
 
+# 0.1.0 wrote each shard as JSON Lines, too, which nobody reads
 ROWS = re.compile(r"(detections|dead_letters)/(\d{8}T\d{6}Z)-([\w-]+)-[0-9a-f]{32}\.(parquet|jsonl)")
 _OTHERS = re.compile(
     r"(runs/[\w-]+/)?(summary\.json|report\.html|samples/\d{3,}-[\w.-]*\.jpg)|exports/.*"
@@ -200,6 +201,17 @@ def _look_at(output: str) -> None:
         existing = os.path.dirname(existing)
     if not (os.path.isdir(existing) and os.access(existing, os.W_OK)):
         raise OutputError(f"output {output}: expected a folder that can be written, {existing} is none")
+
+
+def check_results(output: str) -> None:
+    """Makes sure that a folder is a results folder.
+
+    Raises:
+      InputError: It holds no results.
+    """
+    rows = (file for kind in (DEAD_LETTERS, DETECTIONS) for file in files_of(f"{output}/{kind}"))
+    if not (any(rows) or exists(f"{output}/{SUMMARY}")):
+        raise InputError(f"output {output}: expected the results folder of an earlier run, found no results in it")
 
 
 def results_folder(given: str) -> str:

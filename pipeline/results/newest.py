@@ -98,19 +98,20 @@ def lost_rows(numbers: Sequence[np.ndarray], made_at: Sequence[np.ndarray], are_
     return lost
 
 
-def newest_rows(output: str, wanted: Wanted = ALL, *, sort: bool = False) -> Iterator[dict[str, Any]]:
-    """The JSON rows of detections in a results folder that count, each once, shard by shard.
+def newest_rows(output: str, wanted: Wanted = ALL, kind: str = DETECTIONS, *, sort: bool = False) -> Iterator[dict[str, Any]]:
+    """The JSON rows of a kind in a results folder that count, each once, shard by shard.
 
     Args:
       output: The results folder.
       wanted: Which rows; of these the newest count.
-      sort: Whether they come sorted by URI and generation; see `by_uri`.
+      kind: `detections` or `dead_letters`.
+      sort: Whether detections come sorted by URI and generation; see `by_uri`.
 
     Raises:
       FileNotFoundError: A compaction has deleted a shard meanwhile; begin anew, see `undisturbed`.
     """
-    batches = _newest_batches(output, wanted)
-    yield from by_uri(batches) if sort else (row for batch in batches for row in json_rows(batch, DETECTIONS))
+    batches = _newest_batches(output, wanted, kind)
+    yield from by_uri(batches) if sort else (row for batch in batches for row in json_rows(batch, kind))
 
 
 def by_uri(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
@@ -130,9 +131,10 @@ def by_uri(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
                 yield from json_rows(parts[part].slice(row - starts[part], 1), DETECTIONS)
 
 
-def _newest_batches(output: str, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+def _newest_batches(output: str, wanted: Wanted, kind: str) -> Iterator[pa.RecordBatch]:
+    kinds = {DETECTIONS, kind}  # a detection wins over a dead letter
     found, keys, ages = list[tuple[Shard, np.ndarray]](), list[np.ndarray](), list[np.ndarray]()
-    for shard in filter(wanted.may_be_in, list_shards(output, (DETECTIONS,))):
+    for shard in filter(wanted.may_be_in, list_shards(output, sorted(kinds))):
         table = read_columns(shard, ["key", "made_at", *wanted.texts()])
         if table is None:
             continue
@@ -143,12 +145,13 @@ def _newest_batches(output: str, wanted: Wanted) -> Iterator[pa.RecordBatch]:
         found.append((shard, counts))
         keys.append(table["key"].to_numpy()[counts])
         ages.append(made_at[counts])
-    for (_, counts), lost in zip(found, lost_rows(keys, ages, [True] * len(found)), strict=True):
+    lost_by_shard = lost_rows(keys, ages, [shard.kind == DETECTIONS for shard, _ in found])
+    for (_, counts), lost in zip(found, lost_by_shard, strict=True):
         counts[np.flatnonzero(counts)[lost]] = False
     del keys, ages
     for shard, counts in found:
         at = 0
-        for batch in read_batches(shard, rows=_ROWS) if counts.any() else ():
+        for batch in read_batches(shard, rows=_ROWS) if shard.kind == kind and counts.any() else ():
             yield batch.filter(pa.array(counts[at : at + len(batch)]))
             at += len(batch)
 

@@ -1,4 +1,4 @@
-"""Rows of shards: their columns, built from arrays, and as the JSON rows of views and exports."""
+"""Rows of shards: their columns, built from arrays, and as the JSON rows of exports."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _table(
 
 
 def json_rows(batch: pa.RecordBatch, kind: str) -> Iterator[dict[str, Any]]:
-    """The rows as `detection_row` and `dead_letter_row` make them, for views and exports; each is a few kB as Python objects."""
+    """The rows as `detection_row` and `dead_letter_row` make them, for exports; each is a few kB as Python objects."""
     return _detection_rows(batch) if kind == DETECTIONS else map(_dead_letter_row, batch.to_pylist())
 
 

@@ -1,8 +1,8 @@
-"""Shards: self-describing Parquet files of rows, each with a name that no other file ever has, and their views for people.
+"""Shards: self-describing Parquet files of rows, each with a name that no other file ever has.
 
 A shard (see `layout` for its name) is written under another name, synced and renamed once; on Cloud Storage it is written with
-`ifGenerationMatch=0`. It is never overwritten. Its view, JSON Lines that no program reads back, is there before it. Only
-compaction deletes shards; the metadata of a merged shard names its sources, so a reader that sees both skips the sources.
+`ifGenerationMatch=0`. It is never overwritten. Only compaction deletes shards; the metadata of a merged shard names its sources,
+so a reader that sees both skips the sources.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import OutputError
 from pipeline.failures import FOR_GOOD, one_line
-from pipeline.records import line_bytes
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, ROWS, time_in_name
-from pipeline.results.rows import SCHEMAS, json_rows, parquet_text
+from pipeline.results.rows import SCHEMAS, parquet_text
 from pipeline.results.run import Run
 from pipeline.storage.cloud import GS
 from pipeline.storage.files import create, exists, folders_of, is_own_file, move_files, sync, warn_unreadable, write_file
@@ -39,7 +38,6 @@ SOURCES = b"sources"  # metadata of a merged shard: the names of the shards in i
 _PART_BYTES = 1 << 20  # of an object a request
 _TRIES = 10  # compactions that delete what a reader has listed
 _GROUP_ROWS = 16_384  # a row group has statistics, which exclude parts of a large shard
-_VIEW_ROWS = 1000  # of a view that are Python objects at a time
 _GROUP_BYTES = 16 << 20  # dead letters may carry messages of 10 MB; readers hold a row group
 _Answer = TypeVar("_Answer")
 BROKEN = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, RecursionError)  # what a damaged file raises
@@ -63,11 +61,6 @@ class Shard(NamedTuple):
     run: str
     written_at: str
     generation: str = ""
-
-    @property
-    def view(self) -> str:
-        """Its JSON Lines file."""
-        return f"{self.path.removesuffix('.parquet')}.jsonl"
 
 
 def shard_of_name(path: str, size_bytes: int = 0, generation: str = "") -> Shard | None:
@@ -228,33 +221,29 @@ def _keys_in(shard: Shard, version: RowVersion, prefixes: Sequence[str]) -> Iter
         yield groups.to_table(schema, columns=["key"], filter=is_done)["key"].to_numpy()
 
 
-def write_shard(output: str, kind: str, table: pa.Table, run: str, view: bool = False) -> str:
-    """Writes a shard, its view first, and gives it its name; durable when it returns.
+def write_shard(output: str, kind: str, table: pa.Table, run: str) -> str:
+    """Writes a shard and gives it its name; durable when it returns.
 
     Args:
       output: The results folder.
       kind: `detections` or `dead_letters`.
       table: Its rows; sorted by URI, so that statistics exclude shards of other folders. Its metadata is the shard's.
       run: Names the run, or `compact`.
-      view: Whether it has a view.
 
     Returns:
       Its path.
     """
-    name, staging = f"{output}/{kind}/{_new_name(run)}", Run(output, run).folder
-    for ending, content in _contents(table, kind, view).items():
-        write_file(f"{name}.{ending}", content, staging, replace=False)
-    return f"{name}.parquet"
+    path = f"{output}/{kind}/{_new_name(run)}"
+    write_file(path, parquet_bytes(table), Run(output, run).folder, replace=False)
+    return path
 
 
-def stage_shard(output: str, kind: str, table: pa.Table, run: str, view: bool = False) -> dict[str, str]:
-    """Writes a shard for runners that may run a bundle again: its staged files and their final names, the view first."""
+def stage_shard(output: str, kind: str, table: pa.Table, run: str) -> dict[str, str]:
+    """Writes a shard for runners that may run a bundle again: its staged file and its final name."""
     name, staging = _new_name(run), Run(output, run).folder
-    contents = _contents(table, kind, view)
-    for ending, content in contents.items():
-        with create(f"{staging}/{name}.{ending}") as file:
-            file.write(content)
-    return {f"{staging}/{name}.{ending}": f"{output}/{kind}/{name}.{ending}" for ending in contents}
+    with create(f"{staging}/{name}") as file:
+        file.write(parquet_bytes(table))
+    return {f"{staging}/{name}": f"{output}/{kind}/{name}"}
 
 
 def publish_shard(staged: Mapping[str, str]) -> None:
@@ -269,13 +258,6 @@ def publish_shard(staged: Mapping[str, str]) -> None:
             sync(folders_of([final]))  # the process that renamed it may have died before it did so
 
 
-def _contents(table: pa.Table, kind: str, view: bool) -> dict[str, bytes]:
-    """The files of a shard by their endings, the view first."""
-    rows = (row for batch in table.to_batches(max_chunksize=_VIEW_ROWS) for row in json_rows(batch, kind))
-    contents = {"jsonl": b"".join(map(line_bytes, rows))} if view else {}
-    return contents | {"parquet": parquet_bytes(table)}
-
-
 def parquet_bytes(table: pa.Table) -> bytes:
     """A table as a Parquet file."""
     sink = pa.BufferOutputStream()
@@ -286,4 +268,4 @@ def parquet_bytes(table: pa.Table) -> bytes:
 
 
 def _new_name(run: str) -> str:
-    return f"{time_in_name(time.time())}-{run}-{uuid.uuid4().hex}"
+    return f"{time_in_name(time.time())}-{run}-{uuid.uuid4().hex}.parquet"

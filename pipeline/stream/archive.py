@@ -45,12 +45,11 @@ _Record: TypeAlias = DetectedImage | DeadLetter
 
 
 class RowWriter(NamedTuple):
-    """Writes the rows of a run, made by a version of model and settings, as shards in a folder, each with a view if `view`."""
+    """Writes the rows of a run, made by a version of model and settings, as shards in a folder."""
 
     folder: str
     run: str
     version: RowVersion = UNKNOWN
-    view: bool = True
 
     def tables(self, records: Sequence[_Record]) -> list[tuple[str, pa.Table]]:
         """The rows of records, one table of each kind that there is."""
@@ -58,7 +57,7 @@ class RowWriter(NamedTuple):
 
     def write(self, kind: str, table: pa.Table) -> str:
         """Writes a table as a shard; returns its path."""
-        return write_shard(self.folder, kind, table.sort_by("uri"), self.run, self.view)
+        return write_shard(self.folder, kind, table.sort_by("uri"), self.run)
 
 
 @dataclasses.dataclass

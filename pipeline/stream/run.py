@@ -68,7 +68,7 @@ class RunSettings:
     @property
     def writer(self) -> RowWriter:
         """Writes the rows of its archive."""
-        return RowWriter(self.results, self.name, self.version, self.config.write.view)
+        return RowWriter(self.results, self.name, self.version)
 
 
 class StreamRun:

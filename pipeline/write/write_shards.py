@@ -139,9 +139,9 @@ class _WriteRows(beam.DoFn):
         for kind, tables in self._tables.items():
             table = pa.concat_tables(tables).sort_by("uri")
             if sink.worker_context:
-                yield TaggedOutput("staged", windowed(stage_shard(sink.run.output, kind, table, sink.run.name, sink.write.view)))
+                yield TaggedOutput("staged", windowed(stage_shard(sink.run.output, kind, table, sink.run.name)))
             else:
-                write_shard(sink.run.output, kind, table, sink.run.name, sink.write.view)
+                write_shard(sink.run.output, kind, table, sink.run.name)
         yield windowed(self._stats)
         self.start_bundle()
 

@@ -102,7 +102,7 @@ def shard_operations(folder: str, counts: collections.Counter[str]) -> dict[str,
     """Operations of a shard that is staged and gets its name, and of reading the keys in it."""
     found = detections_table(of_samples(), _VERSION, "run", 0.0)
     counts.clear()
-    publish_shard(stage_shard(folder, DETECTIONS, found, "run", view=True))
+    publish_shard(stage_shard(folder, DETECTIONS, found, "run"))
     staged = counts["class_a"]
     counts.clear()
     done_keys(folder, _VERSION, DETECTIONS)

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow.parquet as pq
+
 from tests.benchmarks import work
 from tests.benchmarks.contenders import Contender
 from tests.benchmarks.images import BENCH
@@ -60,6 +62,7 @@ def run_once(name: str, contender: Contender, number: int, images: Path, output:
         raise SystemExit(f"{name}: ended with {watched.exit_code}; see {log}:\n{watched.output[-1500:]}")
     start, end = _times(contender, watched, output)
     rows = sum(1 for file in (output / "detections").glob("*.jsonl") for _ in file.open("rb"))
+    rows += sum(pq.read_metadata(file).num_rows for file in (output / "detections").glob("*.parquet"))
     if not rows:
         raise SystemExit(f"{name}: wrote no rows; see {log}")
     return Run(

@@ -41,9 +41,7 @@ def test_images_model_and_output_may_all_be_on_cloud_storage(gcs_bucket, tmp_pat
     dead = {(row["image"]["uri"], row["reason"]) for row in rows_in(f"{bucket}/detections", "dead_letters")}
     assert dead == {(empty, "empty"), (gone, "not_found")}
     assert without_run(blob.name for blob in gcs_bucket.list_blobs(prefix="detections/")) == [
-        "detections/dead_letters/<shard>.jsonl",
         "detections/dead_letters/<shard>.parquet",
-        "detections/detections/<shard>.jsonl",
         "detections/detections/<shard>.parquet",
         "detections/report.html",
         "detections/runs/<run>/report.html",

@@ -108,3 +108,16 @@ def test_a_dry_run_says_what_would_be_tried(folder, job, bright_model, capfd):
     assert run.main(["--output", "out", "--model", bright_model, "--retry-dead", "--dry-run", "--allow-uri-prefix", "."]) == 0
     said = capfd.readouterr().out
     assert "input    2 images" in said and "a.png" in said and "out/dead_letters/" in said
+
+
+def test_the_failures_of_another_results_folder_are_tried_into_this_one(folder, job, error_of, bright_model, capfd):
+    """A path that is none is refused."""
+    write_rows("old", letters=[letter("read", "not_found", str(folder / "a.png")), letter("read", "not_found", "gone.png")])
+    before = rows_in("old", DEAD_LETTERS)
+    images = job("--retry-dead", "old/", "--allow-uri-prefix", f"{folder}/")
+    assert images == {"read": 2, "detected": 1, "dead": 1, "skipped": 0}
+    assert [row["image"]["uri"] for row in rows_in(f"{folder}/out")] == [str(folder / "a.png")]
+    assert rows_in("old", DEAD_LETTERS) == before
+    capfd.readouterr()
+    error = error_of("--output", "new", "--model", bright_model, "--retry-dead", "odl")
+    assert error == "error: output odl: expected the results folder of an earlier run, found no results in it\n"

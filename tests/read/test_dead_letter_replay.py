@@ -20,8 +20,8 @@ PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 40
 PICTURE = DeadLetter(ImageRef("inline:cam.png", "ab12", extra='{"camera": 7}'), "detect", "model_failed", "no", PNG)
 
 
-def replay_of(*folders):
-    return DeadLetterReplay(folders, replay_message)
+def replay_of(output, *folders):
+    return DeadLetterReplay(f"{output}", folders, replay_message)
 
 
 def letter(uri="", stage="read", reason="not_found", payload=b"", **more):
@@ -32,10 +32,10 @@ def message(value):
     return letter(stage="message", reason="not_allowed", payload=json.dumps(value).encode())
 
 
-def outcomes(replay, output):
+def outcomes(replay):
     """The names that are read again, and what the dead letters with contents become."""
-    refs = list(replay.refs_in_results(output))
-    opened = [each for ref in refs if are_letters(ref.uri) for each in replay.open(ref)]
+    refs = list(replay.refs_in_results())
+    opened = [each for ref in refs if are_letters(ref.uri) for each in replay.open()]
     return [ref.uri for ref in refs if not are_letters(ref.uri)], opened
 
 
@@ -51,7 +51,7 @@ def test_named_images_are_read_by_name_and_carried_ones_from_their_row(tmp_path)
     ]
     write_rows(f"{tmp_path}", letters=letters)
     write_rows(f"{tmp_path}", letters=[PICTURE], run="0a1c")  # tried once
-    named, opened = outcomes(replay_of("in"), f"{tmp_path}")
+    named, opened = outcomes(replay_of(tmp_path, "in"))
     assert named == ["in/a.png", "in/x.tfrecord@0-10", os.path.abspath("in/c.png")]
     images = [each for each in opened if isinstance(each, EncodedImage)]
     assert [(image.ref.uri, image.ref.extra, image.content) for image in images] == [("inline:cam.png", '{"camera": 7}', PNG)]
@@ -62,14 +62,14 @@ def test_named_images_are_read_by_name_and_carried_ones_from_their_row(tmp_path)
 def test_a_compaction_that_takes_a_shard_away_loses_no_letter(tmp_path):
     for uri in ("in/a.png", "in/b.png"):
         write_rows(f"{tmp_path}", letters=[letter(uri), PICTURE])
-    replay = replay_of("in")
-    refs = replay.refs_in_results(f"{tmp_path}")
+    replay = replay_of(tmp_path, "in")
+    refs = replay.refs_in_results()
     first = next(refs)
     compact(f"{tmp_path}")
-    *named, carried = [first, *refs]
+    *named, _ = [first, *refs]
     assert {ref.uri for ref in named} == {"in/a.png", "in/b.png"}
     write_rows(f"{tmp_path}", letters=[DeadLetter(ImageRef("inline:b.png", "cd34"), "detect", "model_failed", "no", PNG[:-1])])
-    images = replay.open(carried)
+    images = replay.open()
     first = next(images)
     compact(f"{tmp_path}")
     assert sorted(image.ref.uri for image in (first, *images)) == ["inline:b.png", "inline:cam.png"]
@@ -80,7 +80,7 @@ def test_a_letter_of_a_stranger_opens_no_file_of_his_choice(tmp_path):
     planted = [letter(forged), message({"uri": forged, "/etc/x": 1, "a": 2, "b": 3}), letter("in/../shadow")]
     planted += [letter("/shadow"), letter("x", record="/shadow"), letter("x", record="/shadow@0-25")]  # the first two are one
     write_rows(f"{tmp_path}", letters=planted)
-    named, opened = outcomes(replay_of("in"), f"{tmp_path}")
+    named, opened = outcomes(replay_of(tmp_path, "in"))
     assert named == [] and [each.reason for each in opened] == ["not_allowed"] * 5
 
 
@@ -96,5 +96,5 @@ def test_a_letter_of_a_stranger_opens_no_file_of_his_choice(tmp_path):
 def test_what_is_no_dead_letter_ends_its_shard_with_one_line(tmp_path, table, capsys):
     write_shard(f"{tmp_path}", DEAD_LETTERS, table, "0a1b")
     write_rows(f"{tmp_path}", letters=[letter("in/a.png")], run="0a1c")
-    assert [ref.uri for ref in replay_of("in").refs_in_results(f"{tmp_path}")] == ["in/a.png"]
+    assert [ref.uri for ref in replay_of(tmp_path, "in").refs_in_results()] == ["in/a.png"]
     assert capsys.readouterr().err.count("\n") == 1

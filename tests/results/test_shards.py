@@ -45,13 +45,11 @@ def image(uri, boxes=2, extra=""):
 
 @pytest.mark.slow
 def test_rows_are_read_back_as_they_were_whatever_they_are_called(output):
-    """The shard, its view and the JSON rows are the same rows; no box is an empty list."""
+    """The shard and the JSON rows are the same rows; no box is an empty list."""
     images = sorted((image(uri, n, '{"camera": 7}' * (n == 1)) for n, uri in enumerate(NAMES)), key=lambda each: each.ref.uri)
     letters = [DeadLetter(ImageRef(uri, "1"), "read", "not_found", "gone") for uri in NAMES]
     letters.append(DeadLetter(ImageRef("", record="a.tfrecord@1-2"), "message", "bad_json", "no", b"\xff{", "yolo", "7"))
-    path = write_shard(output, "detections", detections_table(images, VERSION, "run", 1.5), "run", view=True)
-    view = read_file(path.replace(".parquet", ".jsonl")).splitlines()
-    assert list(map(json.loads, view)) == list(map(detection_row, images))
+    write_shard(output, "detections", detections_table(images, VERSION, "run", 1.5), "run")
     write_shard(output, "dead_letters", dead_letters_table(letters, VERSION, "run", 1.5), "run")
     assert rows_in(output) == sorted(map(detection_row, images), key=row_bytes)
     assert rows_in(output, "dead_letters") == sorted(map(dead_letter_row, letters), key=row_bytes)
@@ -63,11 +61,10 @@ def test_rows_are_read_back_as_they_were_whatever_they_are_called(output):
 
 @pytest.mark.slow
 def test_a_staged_shard_gets_its_name_once_however_often_that_is_tried(output):
-    """A runner that retries the step, and a worker that comes late, change nothing. The view gets its name first."""
+    """A runner that retries the step, and a worker that comes late, change nothing."""
     table = detections_table([detected("a.jpg")], VERSION, "run", 1.0)
-    staged = stage_shard(output, "detections", table, "run", view=True)
+    staged = stage_shard(output, "detections", table, "run")
     assert list_shards(output) == []
-    assert [final.rpartition(".")[2] for final in staged.values()] == ["jsonl", "parquet"]
     for _ in range(2):
         publish_shard(staged)
     assert [row["image"]["uri"] for row in rows_in(output)] == ["a.jpg"]

@@ -42,8 +42,8 @@ def test_results_become_rows_and_statistics(tmp_path):
 
 
 def test_rows_appear_while_the_bundle_goes_on(tmp_path):
-    """A kill then costs no more than what is held. No view is written where none is wanted."""
-    step = at_work(sink(tmp_path, shard_seconds=0.0, view=False))
+    """A kill then costs no more than what is held. All files are Parquet."""
+    step = at_work(sink(tmp_path, shard_seconds=0.0))
     for n in range(3):
         list(step.process(detected(f"{n}.jpg")))
         assert len(rows_in(str(tmp_path))) == n + 1

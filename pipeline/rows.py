@@ -1,0 +1,66 @@
+"""`detect-objects rows`: prints the rows of a results folder as JSON Lines.
+
+    detect-objects rows out/ | jq -c '[.image.uri, .detections[0].class_name]'
+    detect-objects rows out/ --dead [--all]
+
+Jobs and streams may write meanwhile.
+
+Exit code 0: done; 1: failed; 2: a wrong command or place; 130: stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pipeline.errors import DONE, CommandParser, OutputError, run_command
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, check_results, results_folder
+from pipeline.results.newest import newest_rows
+from pipeline.results.rows import json_rows
+from pipeline.results.shards import list_shards, read_batches
+from pipeline.write.write_jsonl import write_jsonl
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    flags = make_parser().parse_args(argv)
+    return run_command(lambda: _print(flags), "the rows cannot be printed", "stopped")
+
+
+def _print(flags: argparse.Namespace) -> int:
+    output, kind = results_folder(flags.folder), DEAD_LETTERS if flags.dead else DETECTIONS
+    check_results(output)
+    try:
+        write_jsonl(_every_row(output, kind) if flags.all else newest_rows(output, kind=kind), sys.stdout.buffer)
+        sys.stdout.flush()
+    except FileNotFoundError as err:  # what is printed cannot be taken back
+        raise OutputError(f"output {output}: a compaction has changed it meanwhile; print its rows again") from err
+    except BrokenPipeError:  # as of `| head`; https://docs.python.org/3/library/signal.html#note-on-sigpipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return DONE
+
+
+def _every_row(output: str, kind: str) -> Iterator[dict[str, Any]]:
+    for shard in list_shards(output, (kind,)):
+        for batch in read_batches(shard):
+            yield from json_rows(batch, kind)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
+    parser = CommandParser(
+        prog="detect-objects rows",
+        description="Prints the rows of detections in a results folder as JSON Lines, of each image, model version and settings "
+        "the newest.",
+    )
+    parser.add_argument("folder", metavar="OUT", help="the results folder, local or gs://")
+    parser.add_argument("--dead", action="store_true", help="dead letters instead, without those whose image has a detection")
+    parser.add_argument("--all", action="store_true", help="every row, also those that a newer one superseded")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
