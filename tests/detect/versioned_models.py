@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ HW = (96, 128)
 TOY = "tests.detect.versioned_models:open_model"  # an engine that loads at once
 FAST = DetectConfig(score_threshold=0.0, engine=TOY)
 ONE = DetectConfig(batch_sizes=(1,), concurrent_batches=4)
+DIES_AFTER = "TOY_DIES_AFTER"  # a variable of the environment: images after which the device of `TOY` fails on everything
 METADATA = DetectorMetadata("detector", HW, "stretch", ("a",))
 
 
@@ -32,12 +36,18 @@ def open_model(local: str, folder: str, _model: ModelConfig, _detect: DetectConf
     says = json.loads(Path(local, "model.onnx").read_text())
     if "broken" in says:
         raise ModelError(f"model {folder}: {says['broken']}")
+    if "raises" in says and not os.path.exists(says["raises"]):
+        raise OSError(errno.ENOSPC, "No space left on device")
     if "grows" in says and not Path(local, "part").exists():
         Path(local, "part").write_bytes(b"more")
+
+    works = itertools.repeat(True) if DIES_AFTER not in os.environ else iter([True] * int(os.environ[DIES_AFTER]))
 
     def run(pixels: np.ndarray) -> dict[str, np.ndarray]:
         if "fails" in says:
             raise ModelFailed(says["fails"])
+        if not all(next(works, False) for _ in pixels):
+            raise ModelFailed("CUDA_ERROR_ILLEGAL_ADDRESS")
         found = np.zeros((len(pixels), 1, 4), np.float32)
         for box, image in zip(found, pixels, strict=True):
             rows, columns = (np.flatnonzero((image[..., 0] > 127).any(axis)) for axis in (1, 0))
@@ -55,8 +65,8 @@ def open_model(local: str, folder: str, _model: ModelConfig, _detect: DetectConf
 def write_version(path: Path | str, version: int, **says: Any) -> str:
     """Writes a version of `TOY` below a folder of versions, local or on object storage; returns its folder.
 
-    It may have `classes`, `requests` of a warm-up file and a `box` that it finds, be `broken`, fail on each image (`fails`), or
-    grow when loaded (`grows`).
+    It may have `classes`, `requests` of a warm-up file and a `box` that it finds, be `broken`, fail on each image (`fails`), find
+    no space to be loaded until a file is there (`raises`), or grow when loaded (`grows`).
     """
     write_file(f"{path}/{version}/model.onnx", json.dumps({"version": version, **says}).encode())
     return f"{path}/{version}"
