@@ -102,6 +102,15 @@ class ModelAwayError(ModelError, AwayError):
     """The model's storage or server does not answer."""
 
 
+class DeviceFailedError(UserError):
+    """The device that detects fails on a blank image, which it could run before: no image is to blame.
+
+    A new process may get it to work, on this machine or on another one.
+    """
+
+    exit_code = DEVICE
+
+
 class RunnerError(UserError):
     """The runner cannot be reached, or cannot run this job."""
 

@@ -7,59 +7,76 @@ from msgspec.structs import replace
 from pipeline.records import DeadLetter, ImageRef
 from pipeline.secrets import masked_text
 
-REASONS: dict[str, dict[str, str]] = {
+
+class Final(str):
+    """A reason that is final for the image: the same version of it fails again with the same model and settings."""
+
+    __slots__ = ()
+
+
+class MayPass(str):
+    """A reason that passes by itself, or is fixed outside of the image; so the image is not complete."""
+
+    __slots__ = ()
+
+
+# what each reason means to a person; one that stands in several stages is of one type in all of them, since rows are chosen by it
+REASONS: dict[str, dict[str, Final | MayPass]] = {
     "message": {
-        "not_recognised": "no storage notification, JSON, URI or image",
-        "bad_json": "JSON that cannot be parsed",
-        "bad_request": "JSON that asks for no image in a way that is understood",
-        "bad_notification": "a storage notification without a bucket's name",
-        "bad_base64": "inline bytes that are no base64",
-        "no_images": "a request for no image",
-        "too_many_images": "a request for more than 1,000 images, or JSON of more than 200,000 values",
-        "too_large": "inline images of more than 20 MB together",
-        "not_allowed": "a URI outside `allow_uri_prefix`",
+        "not_recognised": Final("no storage notification, JSON, URI or image"),
+        "bad_json": Final("JSON that cannot be parsed"),
+        "bad_request": Final("JSON that asks for no image in a way that is understood"),
+        "bad_notification": Final("a storage notification without a bucket's name"),
+        "bad_base64": Final("inline bytes that are no base64"),
+        "no_images": Final("a request for no image"),
+        "too_many_images": Final("a request for more than 1,000 images, or JSON of more than 200,000 values"),
+        "too_large": Final("inline images of more than 20 MB together"),
+        "not_allowed": MayPass("a URI outside `allow_uri_prefix`"),
     },
     "read": {
-        "not_found": "the file or object does not exist (any more)",
-        "permission_denied": "this user or these credentials may not read it",
-        "too_large_file": "larger than `max_file_mb`",
-        "not_a_file": "a folder, a device, a pipe",
-        "storage_unavailable": "storage, or what gives the credentials for it, did not answer for a minute; try again later",
-        "unreadable": "storage fails in another way; the message says how",
-        "not_allowed": "a manifest found by a glob names it, outside of the inputs' folders and of `allow_uri_prefix`",
-        "no_image": "a `tf.Example` without bytes as its `image/encoded`, or a video file without video",
-        "no_example": "a record of a TFRecord file that is no `tf.Example`",
-        "bad_checksum": "a record of a TFRecord file that is not as it was written",
-        "bad_line": "a line of a manifest that names no image; the message says which line of which file",
-        "bad_member": "a member of an archive: encrypted, a link, damaged, an archive, a video, or named with `..`",
-        "broken_file": "the rest of a TFRecord file, archive or video behind damage or its early end; the message says more",
+        "not_found": MayPass("the file or object does not exist (any more)"),
+        "permission_denied": MayPass("this user or these credentials may not read it"),
+        "too_large_file": Final("larger than `max_file_mb`"),
+        "not_a_file": Final("a folder, a device, a pipe"),
+        "storage_unavailable": MayPass(
+            "storage, or what gives the credentials for it, did not answer for a minute; try again later"
+        ),
+        "unreadable": MayPass("storage fails in another way; the message says how"),
+        "not_allowed": MayPass("a manifest found by a glob names it, outside of the inputs' folders and of `allow_uri_prefix`"),
+        "no_image": Final("a `tf.Example` without bytes as its `image/encoded`, or a video file without video"),
+        "no_example": Final("a record of a TFRecord file that is no `tf.Example`"),
+        "bad_checksum": Final("a record of a TFRecord file that is not as it was written"),
+        "bad_line": Final("a line of a manifest that names no image; the message says which line of which file"),
+        "bad_member": Final("a member of an archive: encrypted, a link, damaged, an archive, a video, or named with `..`"),
+        "broken_file": Final(
+            "the rest of a TFRecord file, archive or video behind damage or its early end; the message says more"
+        ),
     },
     "decode": {
-        "empty": "zero bytes",
-        "not_an_image": "no image of a format that is read",
-        "truncated": "the file ends within its pixels",
-        "corrupt": "damaged",
-        "too_large": "more than `max_megapixels`",
-        "too_much_work": "decoding takes longer than `max_megapixels` allows",
-        "no_decoder": "its format needs a package that is not installed; the message says which",
-        "decoder_died": "what decodes its format crashed on it, or was killed",
+        "empty": Final("zero bytes"),
+        "not_an_image": Final("no image of a format that is read"),
+        "truncated": Final("the file ends within its pixels"),
+        "corrupt": Final("damaged"),
+        "too_large": Final("more than `max_megapixels`"),
+        "too_much_work": Final("decoding takes longer than `max_megapixels` allows"),
+        "no_decoder": MayPass("its format needs a package that is not installed; the message says which"),
+        "no_room": MayPass("memory has no room for it at this moment; the message says how much it needs"),
+        "decoder_died": MayPass("what decodes its format crashed on it, or was killed"),
     },
     "detect": {
-        "model_failed": "the model fails on this image alone",
-        "bad_output": "what the model returns for this image cannot be detections",
+        "model_failed": Final("the model fails on this image alone, and not on a blank one"),
+        "no_room": MayPass("the device has no memory for this image alone at this moment, and has for a blank one"),
+        "bad_output": Final("what the model returns for this image cannot be detections"),
     },
-    "answer": {"deadline": "not done when its request had to be answered; its own message may still come"},
+    "answer": {"deadline": MayPass("not done when its request had to be answered; its own message may still come")},
 }
 
-# Transient reasons pass by themselves, or are fixed outside of the image, so the image is not complete. All others are permanent:
-# the same version of the image fails again with the same model and settings.
-MAY_PASS = frozenset(
-    {
-        *("not_found", "permission_denied", "storage_unavailable", "unreadable", "not_allowed"),
-        *("no_decoder", "decoder_died", "deadline"),
-    }
-)
-FOR_GOOD = frozenset(reason for reasons in REASONS.values() for reason in reasons) - MAY_PASS
+
+def _of_type(kind: type[str]) -> frozenset[str]:
+    return frozenset(reason for reasons in REASONS.values() for reason, meaning in reasons.items() if isinstance(meaning, kind))
+
+
+MAY_PASS, FOR_GOOD = _of_type(MayPass), _of_type(Final)
 
 
 class ImageError(Exception):

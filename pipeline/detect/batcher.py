@@ -4,7 +4,7 @@
                               -> pads it to an allowed size -> engine -> each caller gets its part of the outputs
 
 A batch that runs out of memory is divided, and its size is not used again. A batch that fails is repeated image by image, so that
-one image fails no other.
+one image fails no other. After an image that fails alone comes a blank one. If that fails too, the device is to blame.
 """
 
 from __future__ import annotations
@@ -21,9 +21,13 @@ import numpy as np
 
 from pipeline.detect.engine import Engine, ModelFailed, OutOfMemory
 from pipeline.detect.process_memory import trim_memory
+from pipeline.errors import DeviceFailedError
+from pipeline.log_lines import console
+from pipeline.stats.process import PROCESS
 
 _ANY_SIDE = 640  # of blank images for a model of any input size
 _PAUSE_SECONDS = 0.3  # at least, between first calls: images of the model in use go first
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0  # between blank images for a device that may come back
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ class Outputs:
       start: The first of these images in the request.
       stop: Behind the last one.
       arrays: As of `Engine.run`, for these images.
-      error: Why the model fails on this one image, a `ModelFailed`; `arrays` is then empty.
+      error: Why this one image fails, where a blank one does not: `ModelFailed`, or `OutOfMemory`; `arrays` is then empty.
       batch_size: Size of the batch, with padding, if these images are its first ones, else 0; so a sum counts each batch once.
       seconds: Time of the batch where `batch_size` is given, else 0.
     """
@@ -92,7 +96,7 @@ class Batcher:
           The outputs, by ascending `start`, without a gap.
 
         Raises:
-          OutOfMemory: Even a single image does not fit into memory.
+          DeviceFailedError: The device fails on a blank image, too.
         """
         answers: queue.SimpleQueue[Outputs] = queue.SimpleQueue()
         if len(pixels):
@@ -106,7 +110,7 @@ class Batcher:
             found.append(answers.get())
             images += found[-1].stop - found[-1].start
         for answer in found:
-            if answer.error and not isinstance(answer.error, ModelFailed):
+            if answer.error and not isinstance(answer.error, ModelFailed | OutOfMemory):
                 raise answer.error
         return sorted(found, key=lambda part: part.start)
 
@@ -122,8 +126,7 @@ class Batcher:
             Else another model is in use: pauses before each call, so that its images go first.
 
         Raises:
-          OutOfMemory: Memory does not suffice for a single image.
-          ModelFailed: The model fails on blank images.
+          DeviceFailedError: The model fails on a blank image; its cause is what the engine raised.
         """
         took = 0.0
         for size in self.batch_sizes:
@@ -168,7 +171,7 @@ class Batcher:
     def _run_blank(self, size: int, batches: int = 1) -> None:
         images = batches * (1 if self._alone else size)
         for output in self.run(np.zeros((images, *self._input_hw, 3), np.uint8)):
-            if output.error:
+            if output.error:  # the device has failed for a moment only
                 raise output.error
 
     def _filled_batch(self, pixels: np.ndarray) -> Mapping[str, np.ndarray]:
@@ -217,29 +220,63 @@ class Batcher:
             if count > size:  # another thread has dropped the size for which it was taken
                 self._run_in_sizes(parts, size)
                 return
-            began = time.monotonic()
-            pixels = [part.pixels for part in parts]
-            outputs = self._run_engine(_padded(pixels[0] if len(parts) == 1 else np.concatenate(pixels), size))
-            seconds = time.monotonic() - began
-        except OutOfMemory as err:
-            if self._drop_sizes_from(size):
+            self._answer(parts, size)
+        except (OutOfMemory, ModelFailed) as err:
+            if isinstance(err, OutOfMemory) and self._drop_sizes_from(size):
                 self._run_in_sizes(parts, self._sizes[-1])
-            else:
-                _fail(parts, err)
-        except ModelFailed as err:
-            if count > 1:
+            elif count > 1:
                 self._run_in_sizes(parts, 1)
             else:
-                _fail(parts, err)
+                self._blame(parts, size)
         except BaseException as err:  # noqa: BLE001  whatever an engine raises is for those who wait
             _fail(parts, err)
-        else:
-            first = 0
-            for part in parts:
-                arrays = {name: array[first : first + part.images] for name, array in outputs.items()}
-                led = (0, 0.0) if first else (size, seconds)
-                part.answers.put(Outputs(part.start, part.stop, arrays, None, *led))
-                first += part.images
+
+    def _answer(self, parts: Sequence[_Part], size: int) -> None:
+        """Runs one batch and answers the requests of its parts; raises what the engine raises."""
+        began = time.monotonic()
+        pixels = [part.pixels for part in parts]
+        outputs = self._run_engine(_padded(pixels[0] if len(parts) == 1 else np.concatenate(pixels), size))
+        seconds = time.monotonic() - began
+        first = 0
+        for part in parts:
+            arrays = {name: array[first : first + part.images] for name, array in outputs.items()}
+            led = (0, 0.0) if first else (size, seconds)
+            part.answers.put(Outputs(part.start, part.stop, arrays, None, *led))
+            first += part.images
+
+    def _blame(self, parts: Sequence[_Part], size: int) -> None:
+        """Answers for one image that has failed alone: with its outputs if the device failed only then; never raises."""
+        try:
+            self._check_device(size)
+            self._answer(parts, size)
+        except BaseException as err:  # noqa: BLE001  of the image, where the device is sound
+            _fail(parts, err)
+
+    def _check_device(self, size: int) -> None:
+        """Runs a blank image, which every model in use can; waits for a device that may come back, as a server may.
+
+        Raises:
+          DeviceFailedError: The blank image fails; the cause is what the engine raised.
+          KeyboardInterrupt: The job was stopped.
+        """
+        wait_s, until, is_first = _FIRST_WAIT_S, time.monotonic() + getattr(self.engine, "recovers_s", 0.0), True
+        while True:
+            try:
+                self._run_engine(np.zeros((size, *self._input_hw, 3), np.uint8))
+            except (OutOfMemory, ModelFailed) as err:
+                if time.monotonic() >= until:
+                    raise DeviceFailedError(
+                        f"the device failed, and no image is to blame: the model runs on no blank image either: {err}; "
+                        "the same command does the rest, perhaps on another device"
+                    ) from err
+                if is_first:
+                    console.info("waiting for the model, which fails on a blank image: %s", err)
+            else:
+                return
+            PROCESS.check_stopped()
+            PROCESS.parts["detector"].progressed()  # waiting is not being stuck
+            time.sleep(wait_s)
+            wait_s, is_first = min(2 * wait_s, _LONGEST_WAIT_S), False
 
     def _run_in_sizes(self, parts: Iterable[_Part], most: int) -> None:
         for part in parts:
@@ -248,7 +285,10 @@ class Batcher:
                 self._run_batch([now])
 
     def _run_engine(self, pixels: np.ndarray) -> Mapping[str, np.ndarray]:
-        outputs = self.engine.run(pixels)
+        try:
+            outputs = self.engine.run(pixels)
+        except MemoryError as err:  # of NumPy
+            raise OutOfMemory(str(err) or "this process has no memory") from None
         for name, array in outputs.items():
             if array.shape[:1] != (len(pixels),):
                 raise ModelFailed(f"expected {name} of {len(pixels)} images from the model, got an array of shape {array.shape}")

@@ -22,8 +22,10 @@ from pipeline.config import DetectConfig, ReadConfig
 from pipeline.detect.batcher import Outputs
 from pipeline.detect.canary import Canary
 from pipeline.detect.detections import to_detections
+from pipeline.detect.engine import OutOfMemory
 from pipeline.detect.golden import disagreement, failing_request
 from pipeline.detect.loaded_model import LoadedModel, ModelInUse
+from pipeline.errors import DeviceFailedError
 from pipeline.failures import ImageError
 from pipeline.feed.feeder import FedChunk, Feeder
 from pipeline.feed.fit import ModelInput
@@ -198,6 +200,8 @@ class Detector:
             PROCESS.parts["detector"].begin(images)
             result.set_result(self._detect_in_use(fed, started_at))
         except BaseException as err:  # noqa: BLE001  the future passes it on
+            if isinstance(err, DeviceFailedError):
+                PROCESS.fail(err)
             result.set_exception(err)
         finally:
             PROCESS.parts["detector"].end(images)
@@ -246,7 +250,9 @@ class Detector:
         returned_at, batch = time.monotonic(), fed.fitted[outputs.start : outputs.stop]
         found: Sequence[Detections | ImageError]
         if outputs.error:
-            found = [ImageError("detect", "model_failed", f"the model fails on this image alone: {outputs.error}")] * len(batch)
+            has_room = not isinstance(outputs.error, OutOfMemory)
+            what = ("model_failed", "the model fails") if has_room else ("no_room", "the device has no memory")
+            found = [ImageError("detect", what[0], f"{what[1]} on this image alone: {outputs.error}")] * len(batch)
         else:
             transforms = [fed.model_input.plan(each.image_wh) for each in batch]
             found = to_detections(outputs.arrays, model.metadata, transforms, self._settings)

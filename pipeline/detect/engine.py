@@ -28,7 +28,7 @@ class OutOfMemory(Exception):  # noqa: N818  named like `StopIteration`
 
 
 class ModelFailed(Exception):  # noqa: N818
-    """The model fails on these images, and would fail again; the text is the reason, in one line."""
+    """The model, or its device, fails on these images; the text is the reason, in one line. The batcher finds out which."""
 
 
 class Engine(Protocol):
@@ -71,6 +71,7 @@ class FunctionEngine:
       gpu: Whether it runs on a GPU.
       sizes: Batch sizes, unless the settings have some; default: as the device is.
       close: Frees what is not freed with the function.
+      recovers_s: How long a device that fails on everything may take to work again; a server may be started anew.
     """
 
     def __init__(
@@ -82,8 +83,9 @@ class FunctionEngine:
         gpu: bool = False,
         sizes: Sequence[int] = (),
         close: Callable[[], None] = lambda: None,
+        recovers_s: float = 0.0,
     ):
-        self.run, self._close, self.gpu = run, close, gpu
+        self.run, self._close, self.gpu, self.recovers_s = run, close, gpu, recovers_s
         by_default = tuple(sizes) or (_GPU_BATCH_SIZES if gpu else _CPU_BATCH_SIZES)
         self.batch_sizes: tuple[int, ...] = (batch,) if batch else detect.batch_sizes or by_default
         self.concurrent_batches = concurrent_batches_of(detect, gpu)

@@ -96,13 +96,13 @@ def load_detector(
     MEMORY.narrow(detect.memory_mb)
     if not isinstance(model, ModelConfig) or not is_watchable(model):
         return _checked(model, detect, samples, read)
-    refused: dict[Version, ModelError] = {}
+    refused: dict[Version, Exception] = {}
     found = resolve_versions(model.path, model.model_version)
     for version in found[:_TRIED]:
         alone = dataclasses.replace(model, path=version.folder, model_version=None)
         try:
             detector = _checked(alone, detect, samples, read)
-        except ModelError as err:
+        except Exception as err:  # noqa: BLE001  an older version may do until this one can be copied and loaded
             refused[version] = err
         else:
             detector.watched = watch = ModelWatcher(model, detect, detector, in_use=version, others=found, refused=refused)

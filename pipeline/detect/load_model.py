@@ -23,7 +23,7 @@ from pipeline.detect.process_memory import cap_malloc_arenas, trim_memory
 from pipeline.detect.remote_engine import RemoteServer, check_engine
 from pipeline.detect.tensorflow_engine import described_signature
 from pipeline.detect.versions import ONNX_MODEL, files_of, incomplete_versions, is_remote, locate, resolve_versions
-from pipeline.errors import ModelError
+from pipeline.errors import DeviceFailedError, ModelError
 from pipeline.limits import nvidia_gpus
 from pipeline.log_lines import console
 from pipeline.storage.stores import store_of
@@ -136,9 +136,9 @@ def _warm(
                 notes = (f"model {folder} {mixes}: it gets one image at a time (batch size {batcher.batch_sizes[0]})",)
                 console.info("%s", notes[0])
         batcher.warm_up(at_once=not beside or tensorflow_setup.uses_gpu())
-    except (ModelFailed, OutOfMemory) as err:
+    except DeviceFailedError as err:
         batcher.close()
-        raise ModelError(f"model {folder}: fails on a blank image: {err}") from err
+        raise ModelError(f"model {folder}: fails on a blank image: {err.__cause__}") from err.__cause__
     except BaseException:
         batcher.close()
         raise

@@ -1,7 +1,8 @@
 """Polls a folder of model versions while a job runs: loads, warms and checks the wanted version, then swaps it in.
 
 The version that `labels.json` calls canary runs beside it as a shadow. Each process polls for itself, so between two polls
-processes may use different versions; rows name the version.
+processes may use different versions; rows name the version. A version that cannot be copied, loaded or used, for whatever reason,
+is refused: the one in use stays, and the other is tried again with growing pauses, or at once if its files change.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
@@ -27,6 +29,15 @@ from pipeline.stats.canary import CanaryStats
 
 _CANARY = "canary"
 _END_SECONDS = 60.0
+_FIRST_REFUSAL_S, _LONGEST_REFUSAL_S = 60.0, 3600.0  # doubled in between
+
+
+class _Refusal(NamedTuple):
+    """Why a version is refused, until when, and for how long this time."""
+
+    why: str
+    until: float
+    pause_s: float
 
 
 class ModelWatcher:
@@ -49,7 +60,7 @@ class ModelWatcher:
         *,
         in_use: Version,
         others: Iterable[Version] = (),
-        refused: Mapping[Version, ModelError] | None = None,
+        refused: Mapping[Version, Exception] | None = None,
     ):
         self._model = model
         self._folder = folder_of(model.path)
@@ -57,7 +68,7 @@ class ModelWatcher:
         self._detector = detector
         self._in_use = in_use
         self._before = {in_use, *others}  # of the last poll
-        self._refused: set[Version] = set()
+        self._refused: dict[Version, _Refusal] = {}
         self._said = ""
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch the model", daemon=True)
@@ -109,7 +120,7 @@ class ModelWatcher:
         for version in choose(self._folder, versions, self._model.model_version):
             if version.name == self._detector.model.version:
                 break
-            if (version.manifest or version in before) and version not in self._refused and self._switch_to(version):
+            if (version.manifest or version in before) and not self._is_refused(version) and self._switch_to(version):
                 break
 
     def _switch_to(self, version: Version) -> bool:
@@ -121,7 +132,7 @@ class ModelWatcher:
             self._detector.in_use.unload()
         try:
             self._detector.in_use.swap(self._load(version))
-        except ModelError as err:
+        except Exception as err:  # noqa: BLE001  of a disk, of storage, of a library
             if version in versions_in(self._folder).values():  # else the version is not to blame
                 self._refuse(version, err, f"version {version.name} is refused, version {old.version} stays")
             return False
@@ -136,7 +147,7 @@ class ModelWatcher:
         old = self._detector.model
         try:
             loaded = load(self._config_of(self._in_use), self._detect)
-        except ModelError as err:
+        except Exception as err:
             self._detector.in_use.fail_pending(f"{err}; it was in use, and made way for another version that cannot be used")
             raise
         self._detector.in_use.swap(dataclasses.replace(loaded, memory_bytes=old.memory_bytes))
@@ -156,7 +167,7 @@ class ModelWatcher:
             self._note_canary(
                 number, f"{LABELS} calls it canary, and it is in use; --model-version names another one to be in use"
             )
-        elif self._detector.canary or version in self._refused:
+        elif self._detector.canary or self._is_refused(version):
             pass
         elif version not in before:
             self._note_canary(number, "it is not loaded yet")
@@ -168,7 +179,7 @@ class ModelWatcher:
     def _try_canary(self, version: Version) -> None:
         try:
             loaded = self._load(version)
-        except ModelError as err:
+        except Exception as err:  # noqa: BLE001  as for the version to be in use
             self._refuse(version, err, f"canary {version.name} is refused")
             self._detector.no_canary = CanaryStats(version.name, self._detector.model.version, not_up=f"it is refused: {err}")
             return
@@ -212,12 +223,20 @@ class ModelWatcher:
     def _config_of(self, version: Version) -> ModelConfig:
         return dataclasses.replace(self._model, path=version.folder, model_version=None)
 
-    def _refuse(self, version: Version, err: ModelError, said: str) -> None:
+    def _is_refused(self, version: Version) -> bool:
+        return version in self._refused and time.monotonic() < self._refused[version].until
+
+    def _refuse(self, version: Version, err: Exception, said: str) -> None:
+        """Refuses a version for a while, longer each time; counts and prints it only where the reason is new."""
         if self._end.is_set():  # the job ended while it was loaded
             return
-        self._refused.add(version)
-        self._detector.version_events.append("refusals")
-        self._say(f"{said}: {str(err).removeprefix(f'model {version.folder}: ')}")
+        before = self._refused.get(version, _Refusal("", 0.0, _FIRST_REFUSAL_S / 2))
+        why, pause_s = str(err).removeprefix(f"model {version.folder}: "), min(2 * before.pause_s, _LONGEST_REFUSAL_S)
+        why = why or type(err).__name__
+        self._refused[version] = _Refusal(why, time.monotonic() + pause_s, pause_s)
+        if why != before.why:
+            self._detector.version_events.append("refusals")
+            self._say(f"{said}: {why}")
 
     def _say(self, text: str) -> None:
         console.info("model %s: %s", self._detector.model.metadata.name, " ".join(text.split()))

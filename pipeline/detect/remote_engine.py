@@ -80,34 +80,19 @@ class RemoteServer:
           The wanted outputs.
 
         Raises:
-          ModelFailed: The server refuses these images, and accepts a blank one.
+          ModelFailed: The server refuses these images, or all.
           ModelError: The job was stopped, or the server is away for too long.
         """
-        blank = {name: np.zeros_like(array[:1]) if array.ndim else array for name, array in feed.items()}
-
-        def images_at_fault(client: Any) -> bool:
-            """Of several images the caller tries each one; a single one is at fault where a blank one is not."""
-            if _count(feed) > 1 or self._loading:
-                return True
-            return self._accepts(client, blank, wanted) and not self._accepts(client, feed, wanted)
-
-        return self._with_retries(lambda client: self._request(client, feed, wanted), images_at_fault)
+        return self._with_retries(lambda client: self._request(client, feed, wanted))
 
     def loaded(self) -> None:
-        """From now on an error that a blank image meets too is waited for."""
+        """From now on a server that does not know the model is waited for."""
         self._loading = False
 
     def close(self) -> None:
         """Closes the connections; no call may be under way."""
         for client in self._clients:
             client.close()
-
-    def _accepts(self, client: Any, feed: Mapping[str, np.ndarray], wanted: Sequence[str]) -> bool:
-        try:
-            self._request(client, feed, wanted)
-        except Exception:  # noqa: BLE001  whatever a server answers
-            return False
-        return True
 
     def _request(self, client: Any, feed: Mapping[str, np.ndarray], wanted: Sequence[str]) -> list[np.ndarray]:
         arrays, count = list[np.ndarray](), _count(feed)
@@ -119,7 +104,7 @@ class RemoteServer:
             arrays.append(array)
         return arrays
 
-    def _with_retries(self, call: Callable[[Any], _T], images_at_fault: Callable[[Any], bool] = lambda _: True) -> _T:
+    def _with_retries(self, call: Callable[[Any], _T]) -> _T:
         """Calls one endpoint after the other until one answers; waits with growing pauses while none does."""
         pause, first = _FIRST_PAUSE_S, next(self._turns)
         for attempt in itertools.count(1):
@@ -127,7 +112,7 @@ class RemoteServer:
             try:
                 answer = call(client)
             except Exception as err:  # noqa: BLE001  tritonclient's own, gRPC's and NumPy's, for what the server answers
-                self._note_failure(err, functools.partial(images_at_fault, client), attempt)
+                self._note_failure(err, attempt)
             else:
                 with self._lock:
                     self._away_since, self._announced = None, False
@@ -137,13 +122,13 @@ class RemoteServer:
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
         raise AssertionError
 
-    def _note_failure(self, err: Exception, images_at_fault: Callable[[], bool], attempt: int) -> None:
+    def _note_failure(self, err: Exception, attempt: int) -> None:
         """Returns if another attempt may help, else raises."""
         code, reason = _code_and_reason(err)
         # a server that has just come may still load a model that it does not know
         is_unknown = self._loading and code == "NOT_FOUND" and self._away_since is None
         may_pass = code in _AWAY and not is_unknown
-        if not may_pass and (code not in _BUSY or attempt >= _TRIES) and images_at_fault():
+        if not may_pass and (code not in _BUSY or attempt >= _TRIES):
             raise ModelFailed(reason) from err
         PROCESS.parts["detector"].progressed()  # waiting is not being stuck
         with self._lock:
@@ -203,7 +188,8 @@ def _opened(server: RemoteServer, folder: str, model: ModelConfig, detect: Detec
     wanted = [name for name in wanted if name in used]
     batch = signature.batch_of(metadata)
     detect_in = functools.partial(signature.by_role, metadata=metadata, detect=detect)
-    engine = FunctionEngine(detect_in, detect, batch, sizes=_BATCH_SIZES, close=server.close)
+    wait_s = model.server_wait_s
+    engine = FunctionEngine(detect_in, detect, batch, sizes=_BATCH_SIZES, close=server.close, recovers_s=wait_s)
     engine.batch_sizes = _accepted(engine, metadata)
     server.loaded()
     return OpenedModel(engine, metadata, version=server.version)

@@ -39,7 +39,7 @@ def set_up() -> None:
 @contextlib.contextmanager
 def bounded(seconds: float, file_bytes: int) -> Iterator[None]:
     """Bounds the CPU time and the memory of decoding one file; an image of more than `ANY_ROOM` bytes then raises the latter."""
-    limit_memory(_BYTES_PER_BYTE * file_bytes + ANY_ROOM)
+    limit_memory(bytes_for(file_bytes))
     signal.setitimer(signal.ITIMER_PROF, seconds)  # of CPU
     signal.setitimer(signal.ITIMER_REAL, seconds * _WAITS)
     try:
@@ -59,6 +59,11 @@ def clock_stopped() -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, left_s)
+
+
+def bytes_for(file_bytes: int) -> float:
+    """The memory that decoding a file may take, unless its image is a large one."""
+    return _BYTES_PER_BYTE * file_bytes + ANY_ROOM
 
 
 def limit_memory(more_bytes: float) -> None:

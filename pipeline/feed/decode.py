@@ -31,6 +31,13 @@ _SECONDS = 5.0  # most CPU time of one image, where at most so many pixels are a
 _SECONDS_PIXELS = 100_000_000
 
 
+class MoreMemoryError(ImageError):
+    """Decoding took more memory than an image of its size needs, or than there is."""
+
+    def __init__(self) -> None:
+        super().__init__("decode", "too_large", "decoding takes more memory than an image of its size needs")
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class DecodedImage:
     """Pixels, and the size of the image.
@@ -92,7 +99,7 @@ def _check_size(opened: OpenedImage, held_pixels: float, max_pixels: float) -> N
 def _refusal(err: Exception) -> ImageError:
     text = one_line(err)
     if isinstance(err, MemoryError) or "out of memory" in text or "error -9" in text:
-        return ImageError("decode", "too_large", "decoding takes more memory than an image of its size needs")
+        return MoreMemoryError()
     if "unsupported" in text.lower() or "cannot handle" in text:
         return not_read(f"one of a kind that is not read: {text}")
     if isinstance(err, UnidentifiedImageError):

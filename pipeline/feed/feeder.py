@@ -53,7 +53,8 @@ _ENVIRONMENT = {  # one arena, as more reserve memory; memory for pixels is kept
     "MALLOC_TRIM_THRESHOLD_": str(32 << 20),
     "OPENBLAS_NUM_THREADS": "1",
 }
-_STARTS = 3  # failed ones in a row, after which the feeder gives up
+_STARTS = 3  # failed ones in a row, after which the feeder gives up if no process is there
+_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 5.0  # after a failed start, doubled after each
 _KEPT_BYTES = 64 << 20  # of a slot of images of any size; more is given back to the system
 _THUMBNAIL_ONLY = ModelInput((800, 800), "letterbox", "darknet", 0)
 
@@ -147,9 +148,9 @@ class _Process:
                     pass_fds=(memory, locks),
                     start_new_session=True,  # Ctrl-C is for the job
                 )
-        except OSError as err:
+        except OSError:  # as for want of memory or of processes at this moment
             self._channel.close()
-            raise ModelError(f"the processes that decode images do not start: {err}") from err
+            raise
         self.pid = self._process.pid
         self.chunks: deque[_Chunk] = deque()  # in the order in which it works at them
         self.is_ready = False
@@ -209,6 +210,7 @@ class Feeder:
         self._running: list[_Process] = []
         self._failed_starts = 0
         self._failure: BaseException | None = None
+        self._ended = threading.Event()
         self._lock = threading.RLock()  # of all of these
         self._threads = [threading.Thread(target=self._tend, name=f"feeder {n}", daemon=True) for n in range(processes)]
         for thread in self._threads:
@@ -274,10 +276,14 @@ class Feeder:
 
     def _tend(self) -> None:
         """Keeps one process running."""
-        former: _Process | None = None
         try:
             while not self._failure:
-                process = self._start_process(former)
+                try:
+                    process = self._start_process()
+                except OSError as err:
+                    with self._lock:
+                        self._note_failed_start(str(err))
+                    continue
                 try:
                     for message in process.messages():
                         with self._lock:
@@ -288,16 +294,13 @@ class Feeder:
                         code = process.bury()
                 with self._lock:
                     self._note_death(process, code)
-                former = process
         except BaseException as err:  # noqa: BLE001  the futures pass it on
             self._fail(err)
 
-    def _start_process(self, former: _Process | None) -> _Process:
-        """Starts a process; it goes on with the chunks of the one that it replaces."""
+    def _start_process(self) -> _Process:
+        self._ended.wait(min(_PAUSE_SECONDS * 2**self._failed_starts, _LONGEST_PAUSE_SECONDS) if self._failed_starts else 0)
         process = _Process(self._descriptor, self._locks)
         with self._lock:
-            if former:
-                self._running.remove(former)
             self._running.append(process)
             if self._failure:
                 process.kill()
@@ -305,20 +308,19 @@ class Feeder:
                 process.send(self._limits)
                 if not self.waits:
                     process.send(StopWaiting())
-            for chunk in former.chunks if former else ():
-                process.start(chunk)
             self._hand_out()
         return process
 
     def _hand_out(self) -> None:
         """Gives waiting chunks, the oldest first, to the processes with the fewest."""
-        while self._waiting and self._free and self._running:
+        while self._waiting and self._running and (self._free or self._waiting[0].slot >= 0):
             process = min(self._running, key=lambda each: len(each.chunks))
             if len(process.chunks) >= self._most_chunks:
                 return
             chunk = self._waiting.popleft()
-            chunk.slot = self._free.pop()
-            PROCESS.parts["read"].begin(len(chunk.images))
+            if chunk.slot < 0:
+                chunk.slot = self._free.pop()
+                PROCESS.parts["read"].begin(len(chunk.images))
             try:
                 process.start(chunk)
             except BaseException as err:  # noqa: BLE001  half a message may have gone; the futures pass it on
@@ -355,17 +357,26 @@ class Feeder:
             process.send(message)
 
     def _note_death(self, process: _Process, code: int) -> None:
-        """Blames the image that a process died of, if it was tried alone."""
+        """Blames the image that a process died of, if it was tried alone; other processes go on with its chunks."""
         if self._failure:
             return
         PROCESS.failing.pop("storage", None)  # what it knew of a store is lost; one that still fails is noted again
-        self._failed_starts += not process.is_ready
+        self._running.remove(process)
         failure = _death(code, self._limits)
-        if self._failed_starts >= _STARTS:
-            raise ModelError(f"the processes that decode images do not start: {failure}")
         if process.chunks and process.is_ready and process.chunks[0].process_died(failure):
             self._finish(process.chunks[0])
             process.chunks.popleft()
+        self._waiting.extendleft(reversed(process.chunks))
+        if process.is_ready:
+            self._hand_out()
+        else:
+            self._note_failed_start(str(failure))
+
+    def _note_failed_start(self, why: str) -> None:
+        """Counts a start that failed; others are there, or the next one may succeed."""
+        self._failed_starts += 1
+        if self._failed_starts >= _STARTS and not self._running:
+            raise ModelError(f"the processes that decode images do not start: {why}")
 
     def _finish(self, chunk: _Chunk) -> None:
         shape = (len(chunk.fitted), *(chunk.fitted[0].pixels_hw if chunk.fitted else (0, 0)), 3)
@@ -388,10 +399,12 @@ class Feeder:
             if self._failure:
                 return
             self._failure = failure
+            self._ended.set()
             for process in self._running:
                 process.kill()
-                PROCESS.parts["read"].end(sum(len(chunk.images) for chunk in process.chunks))
-            for chunk in [*(chunk for process in self._running for chunk in process.chunks), *self._waiting]:
+            chunks = [*(chunk for process in self._running for chunk in process.chunks), *self._waiting]
+            PROCESS.parts["read"].end(sum(len(chunk.images) for chunk in chunks if chunk.slot >= 0))
+            for chunk in chunks:
                 chunk.result.set_exception(failure)
             self._waiting.clear()
 

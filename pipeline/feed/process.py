@@ -24,8 +24,8 @@ import numpy as np
 
 from pipeline.errors import UserError
 from pipeline.failures import ImageError
-from pipeline.feed.bounds import bounded, clock_stopped, expect, limit_memory, set_up
-from pipeline.feed.decode import most_seconds
+from pipeline.feed.bounds import bounded, bytes_for, clock_stopped, expect, limit_memory, set_up
+from pipeline.feed.decode import MoreMemoryError, most_seconds
 from pipeline.feed.fit import fit
 from pipeline.feed.formats import Size
 from pipeline.feed.prefetch import Prefetcher, Read
@@ -109,19 +109,22 @@ class _Process:
         start = work.start
         prepared = Prepared([], {})
         for place in work.images:
-            read, generation = reads.popleft(), ""
+            read, generation, needed_bytes = reads.popleft(), "", 0.0
             try:
                 image = self._take(read)
-                generation = image.ref.generation
+                generation, needed_bytes = image.ref.generation, bytes_for(len(image.content))
                 fitted = self._fit(place, image, work, start)
                 prepared.fitted.append(fitted)
                 start += math.prod(fitted.pixels_hw) * 3
-            except ImageError as err:
+            except (ImageError, MemoryError) as err:
+                failure = err if isinstance(err, ImageError) else MoreMemoryError()
+                if isinstance(failure, MoreMemoryError) and MEMORY.room_bytes(os.getppid()) < needed_bytes:
+                    failure = _no_room("a file whose decoding may take", needed_bytes, MEMORY.room_bytes(os.getppid()))
                 # without its traceback, which holds the image
-                prepared.failures[place] = ImageError(err.stage, err.reason, str(err), err.generation or generation)
-            except MemoryError:
-                text = "decoding takes more memory than an image of its size needs"
-                prepared.failures[place] = ImageError("decode", "too_large", text, generation)
+                prepared.failures[place] = ImageError(
+                    failure.stage, failure.reason, str(failure), failure.generation or generation
+                )
+                del err, failure
             finally:
                 self._ahead.done(read)
                 self._lock(fcntl.LOCK_UN)  # once its pixels are freed: who waits measures what is free
@@ -165,9 +168,7 @@ class _Process:
         with clock_stopped():
             room_bytes = self._wait_for_room(needed_bytes)
         if needed_bytes > room_bytes:
-            what = f"got {wh[0]} x {wh[1]} pixels that take {needed_bytes / 1e6:.0f} MB to decode"
-            most = f"{max(room_bytes, 0) / 1e6:.0f} MB of memory"
-            raise ImageError("decode", "too_large", f"expected an image that fits into {most}, {what}")
+            raise _no_room(f"{wh[0]} x {wh[1]} pixels that take", needed_bytes, room_bytes)
         yield
 
     def _wait_for_room(self, needed_bytes: float) -> float:
@@ -180,3 +181,10 @@ class _Process:
             room_bytes = MEMORY.room_bytes(os.getppid())
         self._lock(fcntl.LOCK_UN, 1, _TURN)
         return room_bytes
+
+
+def _no_room(what: str, needed_bytes: float, room_bytes: float) -> ImageError:
+    """The error for an image for which memory has no room at this moment."""
+    most = f"the {max(room_bytes, 0) / 1e6:.0f} MB of memory that are free now"
+    message = f"expected an image that fits into {most}, got {what} {needed_bytes / 1e6:.0f} MB to decode"
+    return ImageError("decode", "no_room", message)

@@ -200,6 +200,7 @@ def _run_graph(job: Job, run: Run, source: ReadImages, sink: WriteShards, *, laz
         monitored(config, None if job.in_process else reports.now),  # first, since loading a model discards standard error
         detector_loading(config) if job.in_process and not lazily else contextlib.nullcontext() as loading,
         job.runner.served(job.options),
+        reports.naming_failures(),
     ):
         pipeline = job.pipeline()
         graph.build(pipeline, config, source, sink, lazily=lazily)

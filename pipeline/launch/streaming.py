@@ -94,10 +94,11 @@ def run(job: Job) -> int:
     settings = _settings(job, this_run)
     with stopped_by_signals(), this_run.opened(), PROCESS.counting() as counted:
         with opened(settings) as stream, runner.served(job.options), contextlib.ExitStack() as shown:
-            reports = None if job.in_process else WorkerReports(this_run, graph.samples_kept(config), streaming=True)
-            stats = reports.now if reports else functools.partial(PROCESS.stats_of, counted)
+            reports = WorkerReports(this_run, graph.samples_kept(config), streaming=True)
+            stats = functools.partial(PROCESS.stats_of, counted) if job.in_process else reports.now
             shown.enter_context(monitored(config, stats))
-            model = reports or load_detector(config)
+            shown.enter_context(reports.naming_failures())
+            model = load_detector(config) if job.in_process else reports
             ready_at = time.time()
             pipeline = job.pipeline()
             graph.build_streaming(pipeline, config, settings, native_source=runner.native_source)
@@ -114,12 +115,12 @@ def run(job: Job) -> int:
                 runner.wait(running)
         with finished_by_signals(lambda: None):  # the summary will be there in a moment
             of_model, facts = model.model_stats(CANARY_SECONDS), job.done(ready_at)
-            if reports and not reports.at_the_end():
+            if not job.in_process and not reports.at_the_end():
                 console.info("no worker has reported its figures to this launcher; the runner has them, as Beam metrics")
                 return DONE
             ended = stats()
             ended.take_model(of_model)
-            facts = facts.elsewhere(ended.began) if reports else facts
+            facts = facts if job.in_process else facts.elsewhere(ended.began)
             code = JobReport(this_run, config.write).finish(ended, facts)
             clean_up(results)
             return code

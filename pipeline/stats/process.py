@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pipeline.errors import UserError
 from pipeline.stats.job_stats import JobStats
 
 _BACKLOG_SECONDS = 20.0  # after the last message, the backlog has no age
@@ -79,6 +80,8 @@ class ProcessState:
       samples: How many images with a thumbnail its statistics keep, for the report of a stream and the live page.
       message_at: When a stream read its last message, in monotonic seconds.
       stopped: Whether a signal has stopped the job; its steps, which run in threads, end at their next element.
+      failure: What the job cannot go on after, as the step that met it raised it; runners pass on only its text.
+      on_failure: Ends this process after it, where it is one of a job's workers.
     """
 
     def __init__(self) -> None:
@@ -96,6 +99,8 @@ class ProcessState:
         self.samples = 0
         self.message_at = -math.inf
         self.stopped = False
+        self.failure: UserError | None = None
+        self.on_failure: Callable[[UserError], object] | None = None
 
     def begin_counting(self) -> JobStats:
         """Statistics to which the steps of this process add all that they count from now on."""
@@ -112,6 +117,12 @@ class ProcessState:
         """
         if self.stopped:
             raise KeyboardInterrupt
+
+    def fail(self, failure: UserError) -> None:
+        """Notes what the job cannot go on after; a worker's process ends here."""
+        self.failure = self.failure or failure
+        if self.on_failure:
+            self.on_failure(failure)
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[JobStats]:

@@ -3,6 +3,9 @@
 Beam's own metrics come too late: a job server has those of a bundle when the bundle ends, and a bundle of a batch job may hold
 all images; Flink has none before the job ends. The report of a killed worker stays, so images that another worker repeats count
 twice. The summary of a batch job is made from the statistics of its rows instead.
+
+A worker whose device failed leaves a record of it in the folder, too, and ends its process, which its runner replaces: runners
+pass on only the text of an error.
 """
 
 from __future__ import annotations
@@ -10,14 +13,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal
+
+import msgspec
 
 from pipeline.codec import pack, unpack
-from pipeline.errors import ModelError, OutputError
+from pipeline.errors import DeviceFailedError, ModelError, OutputError, UserError
+from pipeline.log_lines import console
 from pipeline.results.layout import check_output
 from pipeline.results.run import Run
 from pipeline.stats.job_stats import JobStats, merge_stats
@@ -29,7 +37,21 @@ REPORT_SECONDS = 3.0
 _TOUCH_SECONDS = 3600.0  # a folder of unfinished files in which nothing changes for a day counts as abandoned
 _BEGIN_SECONDS = 900.0  # a worker that replaces a lost one much later may find that the launcher of a stream has left
 _LOST_SECONDS = 20.0  # a report of a worker that reads messages changes more often
-_REPORTS = "figures"
+_REPORTS, _FAILURES = "figures", "failures"  # folders
+
+
+class WorkerFailure(msgspec.Struct, frozen=True):
+    """Why a worker has ended its process.
+
+    Attributes:
+      kind: The class of its error.
+      message: The error's message.
+      worker: The machine.
+    """
+
+    kind: Literal["DeviceFailedError"]
+    message: str
+    worker: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +85,16 @@ class WorkerContext:
                 StatsReporter(self.run, functools.partial(PROCESS.stats_of, PROCESS.begin_counting())).start()
             if self.watch:
                 self.watch()
+            PROCESS.on_failure = self._end_after
             PROCESS.entered.add(self.run.folder)
+
+    def _end_after(self, failure: UserError) -> None:
+        """Leaves the record of a failure of this worker's device, and ends its process."""
+        record = WorkerFailure("DeviceFailedError", str(failure), socket.gethostname())
+        with contextlib.suppress(Exception):  # the process ends anyway
+            write_file(f"{self.run.folder}/{_FAILURES}/{uuid.uuid4().hex}", pack(record), self.run.folder)
+        console.error("%s", failure)
+        os._exit(failure.exit_code)
 
     def _check(self) -> None:
         output, here = self.run.output, f"the worker on {socket.gethostname()}"
@@ -138,13 +169,15 @@ class WorkerReports:
     """
 
     def __init__(self, run: Run, samples: int = 0, *, streaming: bool = False):
-        self._folder = f"{run.folder}/{_REPORTS}"
+        self._folder, self._failures = f"{run.folder}/{_REPORTS}", f"{run.folder}/{_FAILURES}"
         self._samples, self._streaming = samples, streaming
         self._looked = float("-inf")
         self._reports: list[JobStats] = []
         self._changed: dict[str, tuple[str, float]] = {}  # the generation of each report, and when it was first seen
         self._over = False
-        make_folder(self._folder)
+        self._known_failures: dict[str, WorkerFailure] = {}  # by their files
+        for folder in (self._folder, self._failures):
+            make_folder(folder)
 
     def now(self) -> JobStats:
         """The sum of the latest reports; notes what the job waits for.
@@ -154,6 +187,7 @@ class WorkerReports:
         if not self._over and time.monotonic() - self._looked >= REPORT_SECONDS:
             with contextlib.suppress(Exception):  # storage may fail for a while
                 self._reports = self._look()
+                self._look_for_failures()
             self._looked = time.monotonic()
         reports = self._reports
         loading = sum(not report.batch_sizes for report in reports)
@@ -161,6 +195,32 @@ class WorkerReports:
         of_workers = f"{count} loading the model" if loading else "the model is loaded"
         PROCESS.waiting_for = of_workers if reports else "waiting for workers"
         return self._sum(reports)
+
+    @contextlib.contextmanager
+    def naming_failures(self) -> Iterator[None]:
+        """Raises the error that a step has met, here or in a worker, in place of what its runner makes of it."""
+        PROCESS.failure = None
+        try:
+            yield
+        except Exception as err:
+            if failure := PROCESS.failure or self._failure():
+                raise failure from err
+            raise
+
+    def _failure(self) -> UserError | None:
+        with contextlib.suppress(Exception):  # then the runner's error has to do
+            self._look_for_failures()
+        for failure in self._known_failures.values():
+            return DeviceFailedError(f"{failure.message} (the worker on {failure.worker})")
+        return None
+
+    def _look_for_failures(self) -> None:
+        """Reads new records of failures; prints each, since a runner may replace the worker and go on."""
+        for file in files_of(self._failures):
+            failure = None if file.path in self._known_failures else read_checked(file.path, _failure_of)
+            if failure:
+                self._known_failures[file.path] = failure
+                console.info("the worker on %s ended: %s", failure.worker, failure.message)
 
     def model_stats(self, wait_s: float = 0.0) -> JobStats:
         """Facts of the model in use, and figures of its canary over all workers; with `wait_s` from the last reports."""
@@ -199,6 +259,9 @@ class WorkerReports:
                     report.backlog_age_ms = 0.0
                 reports.append(report)
         return reports
+
+
+_failure_of = functools.partial(unpack, WorkerFailure)
 
 
 def _counted(reports: Iterable[JobStats]) -> int:

@@ -1,5 +1,6 @@
 """Batches form across threads, in the allowed sizes, and survive what breaks one of them; each rule on an engine of NumPy."""
 
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,6 +9,7 @@ import pytest
 
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.engine import ModelFailed, OutOfMemory
+from pipeline.errors import DeviceFailedError
 
 HW = (4, 6)
 LONG_MS = 300_000.0  # a batch leaves because it is full, never because time is up
@@ -143,33 +145,83 @@ def test_out_of_memory_while_warming_drops_sizes_before_any_image(batched):
 
 
 @pytest.mark.parametrize(
-    "error", [OutOfMemory("a batch of 1"), ZeroDivisionError()], ids=["no memory for one image", "any other"]
+    ("error", "raised"),
+    [
+        (OutOfMemory("a batch of 1"), DeviceFailedError),
+        (MemoryError("of NumPy"), DeviceFailedError),
+        (ModelFailed("CUDA_ERROR_ILLEGAL_ADDRESS"), DeviceFailedError),
+        (ZeroDivisionError("by zero"), ZeroDivisionError),
+    ],
+    ids=lambda error: type(error).__name__,
 )
-def test_an_error_that_no_image_is_to_blame_for_is_for_those_who_wait_and_later_images_are_found(batched, error):
-    """As of a model server that is away."""
+def test_an_error_that_no_image_is_to_blame_for_is_for_those_who_wait_and_later_images_are_found(batched, error, raised):
+    """As of a device that is broken, or of a model server that is away."""
 
     def fail(pixels):
         raise error
 
     batcher = batched(engine := Means((1, 2)))
     engine.run = fail
-    with pytest.raises(type(error)):
+    with pytest.raises(raised):
         batcher.warm_up()
-    with pytest.raises(type(error)):
-        batcher.run(pixels_of([0, 1, 2]))
+    with pytest.raises(raised, match=str(error)):
+        batcher.run(pixels_of([1, 2, 3]))
     del engine.run
     assert [mean for mean, _ in ask(batcher, [3, 4])] == [3, 4]
 
 
-@pytest.mark.parametrize("broken", [0, 5, 13, 15])
+@pytest.mark.parametrize("failures", [1, 2])
+def test_an_image_that_fails_only_while_the_device_does_is_found(batched, failures):
+    """Alone, too: the batch fails, then the image."""
+    batcher, left = batched(engine := Means((1, 2))), iter(range(failures))
+
+    def run(pixels):
+        if next(left, None) is not None:
+            raise ModelFailed("for a moment")
+        return Means.run(engine, pixels)
+
+    engine.run = run
+    assert [mean for mean, _ in ask(batcher, [3, 4], 2)] == [3, 4]
+
+
+@pytest.mark.parametrize(("recovers_s", "raised"), [(300.0, ()), (0.0, DeviceFailedError)])
+def test_a_device_that_may_come_back_is_waited_for(batched, recovers_s, raised):
+    batcher, left = batched(engine := Means((1,))), iter(range(4))
+    engine.recovers_s = recovers_s
+
+    def run(pixels):
+        if next(left, None) is not None:
+            raise ModelFailed("starts")
+        return Means.run(engine, pixels)
+
+    engine.run = run
+    with pytest.raises(raised) if raised else contextlib.nullcontext():
+        assert [mean for mean, _ in ask(batcher, [3])] == [3]
+
+
+def test_an_image_for_which_alone_memory_does_not_suffice_is_not_the_models(batched):
+    """As a large one of a model that takes any size; a blank one fits."""
+
+    def run(pixels):
+        if pixels.max() == 7:
+            raise OutOfMemory("7")
+        return Means.run(engine, pixels)
+
+    batcher = batched(engine := Means((1, 2)))
+    engine.run = run
+    small, large = (mean for mean, _ in ask(batcher, [3, 7], 2))
+    assert (small, type(large), batcher.batch_sizes) == (3, OutOfMemory, (1,))
+
+
+@pytest.mark.parametrize("broken", [1, 6, 14, 16])
 @pytest.mark.parametrize("together", [1, 4, 6, 16])
 def test_an_image_that_breaks_the_model_breaks_no_other(batched, together, broken):
     """Also where the images of one request are divided among several batches, the first or the last of which fails."""
     batcher = batched(Means((1, 2, 4, 8), broken=broken), 50.0)
-    means = [mean for mean, _ in ask(batcher, range(16), together)]
-    failed = means.pop(broken)
+    means = [mean for mean, _ in ask(batcher, range(1, 17), together)]
+    failed = means.pop(broken - 1)
     assert isinstance(failed, ModelFailed) and str(failed) == "that pixel"
-    assert means == [n for n in range(16) if n != broken]
+    assert means == [n for n in range(1, 17) if n != broken]
     assert batcher.batch_sizes == (1, 2, 4, 8)
 
 

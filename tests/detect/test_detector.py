@@ -132,7 +132,9 @@ def test_an_image_that_breaks_the_model_is_one_dead_letter(picky_model):
 
 
 def fail(pixels):
-    raise ModelFailed("no")
+    if pixels.any():
+        raise ModelFailed("no")
+    return find_no_boxes(pixels)
 
 
 def find_no_boxes(pixels):

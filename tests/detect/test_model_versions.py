@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -288,6 +289,36 @@ def test_a_version_that_made_way_and_cannot_be_loaded_again_is_tried_at_each_loo
     look(crowded, 1)
     assert version_of(crowded.detect([image()])[0]) == "7"
     assert "model detector: version 7 is in use again; " in capfd.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("labels", [{"stable": 8}, {"stable": 7, "canary": 8}], ids=["the next version", "the canary"])
+@log_lines()
+def test_a_version_that_cannot_be_loaded_for_a_while_is_refused_with_pauses(
+    model, tmp_path, open_detector, capfd, monkeypatch, labels
+):
+    """The disk is full: the version in use stays, and makes way no more, until the pause is over."""
+    label(model, stable=7)
+    detector = open_detector(model, "stable", dataclasses.replace(FAST, canary_share=1.0))
+    write_version(model, 8, raises=f"{tmp_path}/room")
+    label(model, **labels)
+    monkeypatch.setattr("pipeline.detect.model_watcher.gpu_bytes", lambda _: 1 if labels["stable"] == 8 else None)
+    look(detector, 2)
+    in_use = detector.model.engine
+    look(detector, 3)
+    assert (detector.model.version, detector.model.engine, detector.canary) == ("7", in_use, None)
+    said = capfd.readouterr().err
+    assert said.count("8 is refused") == 1 and "No space left on device" in said
+    assert detector.counted_swaps() == {"refusals": 1}
+    (tmp_path / "room").touch()
+    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 61)
+    look(detector, 1)
+    assert "8" in (detector.model.version, detector.canary and detector.canary.model.version)
+
+
+def test_a_job_begins_with_the_older_version_while_the_newest_cannot_be_loaded(model, tmp_path, open_detector):
+    write_version(model, 8, raises=f"{tmp_path}/room")
+    detector = open_detector(model)
+    assert detector.model.version == "7" and detector.counted_swaps() == {"refusals": 1}
 
 
 OLD = DetectorMetadata("m", HW, "stretch", ("cat", "dog"))

@@ -29,7 +29,6 @@ def toy(tmp_path):
     return ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", tmp_path / "detector", "--engine", TOY]
 
 
-@pytest.mark.xfail(strict=True, reason="each image is blamed for the device, for good, and the job ends with 0")
 def test_a_device_that_dies_amid_a_job_blames_no_image_and_the_same_command_on_a_sound_one_detects_all(toy, tmp_path):
     out, log = tmp_path / "out", tmp_path / "log"
     assert run_forked([*toy, "--shard-seconds", 0.05], log, environment={DIES_AFTER: "150"}) == 5, log.read_text()
@@ -39,7 +38,6 @@ def test_a_device_that_dies_amid_a_job_blames_no_image_and_the_same_command_on_a
     assert rows_by_name(out) == NAMES
 
 
-@pytest.mark.xfail(strict=True, reason="each image is blamed for the device, for good, and the job ends with 0")
 @pytest.mark.matrix
 def test_the_launcher_of_workers_knows_that_a_device_failed_by_a_record(toy, tmp_path):
     command = [sys.executable, "-m", "pipeline.run", *map(str, toy), *TWO_PROCESSES]
@@ -52,7 +50,6 @@ def test_the_launcher_of_workers_knows_that_a_device_failed_by_a_record(toy, tmp
     assert images_of(tmp_path / "out")["dead"] == 0 and rows_by_name(tmp_path / "out") == NAMES
 
 
-@pytest.mark.xfail(strict=True, reason="each image is blamed for the device, for good, and the job ends with 0")
 def test_a_stream_whose_device_dies_acknowledges_nothing_of_it_and_the_next_run_answers_all(
     pubsub_emulator, tmp_path, toy, monkeypatch
 ):
