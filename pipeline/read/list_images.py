@@ -23,6 +23,7 @@ from pipeline.storage.stores import store_of
 from pipeline.storage.waiting import waiting_for
 
 OWN = "this program's own"  # the kind of files that this program wrote
+_LINK_BACK = "link to a folder above"
 _CHECKS_AHEAD = 4 * MAX_PARALLEL
 PIECES = 64  # of all inputs together, so that they can be listed side by side
 _HINT = "check the path (quote globs so that the shell leaves them alone); --allow-empty makes it no error"
@@ -162,8 +163,10 @@ def _by_content(file: FoundFile) -> FoundFile | str:
         return kind_of(file.path)
     try:
         start = retried(store_of(file.path).read_range)(file.path, 0, HEAD_BYTES)
-    except Exception:  # noqa: BLE001  whatever is wrong with it becomes its dead letter
-        return file
+    except FileNotFoundError:
+        return kind_of(file.path)
+    except Exception as err:  # noqa: BLE001  whatever is wrong with it becomes its dead letter
+        return _LINK_BACK if isinstance(err, IsADirectoryError) and os.path.islink(file.path) else file
     return file if format_by_start(start) else kind_of(file.path)
 
 

@@ -13,8 +13,8 @@ import io
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, NamedTuple
 
 from pipeline.errors import InputError
 from pipeline.extra_fields import extra_columns, extra_text
@@ -29,6 +29,7 @@ _NAMING = ("uri", "path", "file", "filename", "image")  # columns that name the 
 _OURS = frozenset({"uri", "path", "image", "generation"})
 _FOLDERS_KNOWN = 4096
 _LONGEST_LINE = 1 << 20  # characters; as JSON it may take 25 times as many bytes
+_NOT_CLOSED = "expected the end of a quoted cell in this line; a quote in a cell is written twice; the lines behind it are read"
 _BLANK = " \t\r\n"  # around a name; other spaces of Unicode belong to it
 
 Named = tuple[str, Mapping[str, Any]]  # an image's URI, and the other fields of its line
@@ -83,24 +84,24 @@ def named_images(file: BinaryIO, path: str) -> Iterator[Named | DeadLetter]:
       path: Its name, which tells what it is.
     """
     ending = os.path.splitext(path)[1].lower()
+    return _in_csv(file, path) if ending == ".csv" else _in_lines(file, path, _in_json if ending == ".jsonl" else _in_text)
+
+
+def _in_lines(file: BinaryIO, path: str, parse: Callable[[str], Named | None]) -> Iterator[Named | DeadLetter]:
     lines = _Lines(file)
-    rows: Iterator[Any] = csv.reader(lines) if ending == ".csv" else lines
-    parsers: dict[str, Callable[[Any], Any]] = {".csv": _in_csv, ".jsonl": _in_json}
-    parse = parsers.get(ending, _in_text)
+    while True:
+        try:
+            if named := parse(next(lines)):
+                yield named
+        except StopIteration:
+            return
+        except _BadLineError as err:
+            yield _bad_line(path, lines.number, str(err))
 
-    def parsed() -> Iterator[Any]:
-        while True:
-            try:
-                if row := parse(next(rows)):
-                    yield row
-            except StopIteration:
-                return
-            except (csv.Error, _BadLineError) as err:
-                place, why = f"{path}:{lines.number}", f"expected CSV: {err}" if isinstance(err, csv.Error) else str(err)
-                generation = hashlib.blake2b(why.encode(), digest_size=8).hexdigest()  # the same whenever it is read
-                yield ImageError("read", "bad_line", f"{place}: {why}").dead_letter(ImageRef(place, generation))
 
-    return _of_columns(parsed()) if ending == ".csv" else parsed()
+def _bad_line(path: str, number: int, why: str) -> DeadLetter:
+    place, generation = f"{path}:{number}", hashlib.blake2b(why.encode(), digest_size=8).hexdigest()  # the same at each reading
+    return ImageError("read", "bad_line", f"{place}: {why}").dead_letter(ImageRef(place, generation))
 
 
 class _Lines:
@@ -134,37 +135,120 @@ def _in_text(line: str) -> Named | None:
     return (uri, {}) if uri and not uri.startswith("#") else None
 
 
-def _in_csv(cells: list[str]) -> list[str] | None:
+class _Row(NamedTuple):
+    """A row of a CSV file.
+
+    Attributes:
+      number: That of its first line.
+      lines: Its lines; several, where a quoted cell has ends of lines, or is never closed.
+      cells: Its cells; none if it has a fault.
+      fault: Why it cannot be understood.
+    """
+
+    number: int
+    lines: Sequence[str]
+    cells: Sequence[str] = ()
+    fault: str = ""
+
+
+class _RowLines(_Lines):
+    """The lines of a CSV file; `taken` are those of the row in progress, which may have as many characters as a line."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file)
+        self.taken: list[str] = []
+        self._left = _LONGEST_LINE
+
+    def begin_row(self) -> None:
+        self.taken, self._left = [], _LONGEST_LINE
+
+    def __next__(self) -> str:
+        line = super().__next__()
+        self.taken.append(line)
+        self._left -= len(line)
+        if self._left < 0:
+            raise csv.Error(f"a row of more than {_LONGEST_LINE} characters")
+        return line
+
+
+def _rows(file: BinaryIO) -> Iterator[_Row]:
+    """The rows of a CSV file without the empty ones."""
+    lines = _RowLines(file)
+    reader = csv.reader(lines)
+    while True:
+        lines.begin_row()
+        number = lines.number + 1
+        try:
+            row = _Row(number, lines.taken, _cells(next(reader)))
+        except StopIteration:
+            return
+        except csv.Error as err:
+            row = _Row(number, lines.taken, fault=f"expected CSV: {err}")
+        except _BadLineError as err:
+            if lines.taken:  # of a row that is not closed
+                yield _Row(number, lines.taken, fault=_NOT_CLOSED)
+            row = _Row(lines.number, [""], fault=str(err))
+        if row.cells or row.fault:
+            yield row
+
+
+def _cells(cells: Sequence[str]) -> list[str]:
+    """The cells of a row without the blanks around them; none if all are empty."""
     cells = [cell.strip(_BLANK) for cell in cells]
-    return cells if any(cells) else None
+    return cells if any(cells) else []
 
 
-def _of_columns(rows: Iterator[list[str] | DeadLetter]) -> Iterator[Named | DeadLetter]:
-    """The URIs in rows of cells, each with the other non-empty cells by the header's names.
+def _alone(number: int, line: str) -> _Row:
+    """A line as a row of its own."""
+    try:
+        return _Row(number, [line], _cells(next(csv.reader([line]))))
+    except csv.Error as err:
+        return _Row(number, [line], fault=f"expected CSV: {err}")
+
+
+def _in_csv(file: BinaryIO, path: str) -> Iterator[Named | DeadLetter]:
+    """The URIs in rows of cells, each with the other non-empty cells by the header's names; a dead letter of each other row.
 
     A header has a column of a known name, or nothing in it looks like an image or a path, but something in the next row does.
+    A quote that is not closed where it should be makes a cell of the lines behind it. If they look like rows, each is read alone.
     """
-    leading: list[list[str]] = []
-    for row in rows:
-        if isinstance(row, DeadLetter):
-            yield row
-            continue
-        leading.append(row)
-        if len(leading) == 2:
-            break
-    first, second = (*leading, [], [])[:2]
+    rows = _rows(file)
+    leading = list(itertools.islice(rows, 2))
+    first, second = (*(list(row.cells) for row in leading), [], [])[:2]
     names = [cell.lower() for cell in first]
     known = [names.index(name) for name in _NAMING if name in names]
     in_first, in_second = ([n for n, cell in enumerate(row) if "://" in cell or names_image(cell)] for row in (first, second))
     has_header = bool(known or (in_second and not in_first and not any("/" in cell for cell in first)))
     column = (known or in_first or (in_second if has_header else []) or [0])[0]
     header = first if has_header else []
-    for row in itertools.chain(leading, rows):
-        if isinstance(row, DeadLetter):
-            yield row
-        elif row is not header and len(row) > column and row[column]:
-            others = enumerate(zip(header, row))  # noqa: B905  a row may be shorter than the header, or longer
-            yield row[column], {name: cell for n, (name, cell) in others if n != column and name and cell}
+
+    def named_in(row: _Row) -> Iterator[Named | DeadLetter]:
+        if len(row.lines) > 1 and (row.fault or _holds_rows(row, column, len(first))):
+            yield _bad_line(path, row.number, _NOT_CLOSED)
+            for number, line in enumerate(row.lines[1:], row.number + 1):
+                if (alone := _alone(number, line)) and (alone.cells or alone.fault):
+                    yield from named_in(alone)
+        elif row.fault:
+            yield _bad_line(path, row.number, row.fault)
+        elif len(row.cells) <= column or not row.cells[column]:
+            name = f" ({header[column]})" if header else ""
+            yield _bad_line(path, row.number, f"expected a URI in column {column + 1}{name}, got {row.lines[0][:80]!r}")
+        else:
+            others = enumerate(zip(header, row.cells))  # noqa: B905  a row may be shorter than the header, or longer
+            yield row.cells[column], {name: cell for n, (name, cell) in others if n != column and name and cell}
+
+    for row in itertools.chain(leading[has_header:], rows):
+        yield from named_in(row)
+
+
+def _holds_rows(row: _Row, column: int, width: int) -> bool:
+    """Whether lines behind the first one of a row seem to be rows, too: a name has no end of line, and a row has all cells."""
+    if any("\n" in cell or "\r" in cell for cell in row.cells[column : column + 1]):
+        return True
+    alone = (_alone(0, line).cells for line in row.lines[1:])
+    return any(
+        len(cells) == width and ("/" in cells[column] or names_image(cells[column])) for cells in alone if len(cells) > column
+    )
 
 
 def _in_json(line: str) -> Named | None:

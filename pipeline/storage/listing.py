@@ -104,6 +104,15 @@ class Location:
             return None
         return dataclasses.replace(location, real=real, way=way)
 
+    def _link_back(self, name: str) -> FoundFile | None:
+        """A subfolder that is a link to a folder above what is listed, whose other files are not."""
+        path = self.here + name
+        if "://" in path or not self._is_recursive or not os.path.islink(path):
+            return None
+        real, way = real_folder(path), (*self.way, self.here)
+        is_listed = real.startswith(self.folder) or real in way
+        return FoundFile(path) if not is_listed and any(folder.startswith(real) for folder in way) else None
+
     def split_by_folder(self) -> list[Location]:
         """Divides this location, if looking at one folder is enough for that; else returns it alone."""
         recursive = self._is_recursive
@@ -118,7 +127,8 @@ class Location:
     def entries(self) -> Iterator[FoundFile | Location]:
         """Yields the files here that match, and the locations below in which others may.
 
-        A local folder that cannot be read is yielded as a file, so that its reader reports the error.
+        A local folder that cannot be read is yielded as a file, so that its reader reports the error; so are a link that leads
+        nowhere, and one to a folder above.
         """
         recursive, later = self._is_recursive, self.parts[self._depth + 1 :]
         if not recursive and (is_web(self.folder) or not has_wildcard(self.parts[self._depth])):
@@ -129,13 +139,13 @@ class Location:
         start = len(self.here)
         for found in self._list(one_folder):
             if isinstance(found, str):
-                if location := self.descend(found):
-                    yield location
+                if below := self.descend(found) or self._link_back(found):
+                    yield below
             elif found.path.endswith("/"):  # an object that stands for a folder
                 continue
             elif not (name := found.path[start:]):
                 yield found
-            elif self.matches(self.below + name) and (file := found if found.generation else look_up(found.path)):
+            elif self.matches(self.below + name) and (file := found if found.generation else _looked_up(found)):
                 yield file
 
     def _named(self, name: str) -> Iterator[FoundFile | Location]:
@@ -151,6 +161,11 @@ class Location:
         """The files of a folder, or of all below it, and the names of subfolders if only one is listed."""
         began = any("**" in part for part in self.parts[: self._depth])
         return store_of(self.here).list_folder(self.here, "" if began else fixed_beginning(self.parts[self._depth]), one_folder)
+
+
+def _looked_up(file: FoundFile) -> FoundFile | None:
+    """A local file with its size and generation; itself if it is a link to nothing, None if it is gone."""
+    return look_up(file.path) or (file if os.path.islink(file.path) else None)
 
 
 def location_of(pattern: str) -> Location:
@@ -190,7 +205,8 @@ def location_of(pattern: str) -> Location:
 
 def files_of(folder: str, pattern: str = "*") -> Iterator[FoundFile]:
     """The files in one folder, hidden ones, too; none if it is not there. `**`: on object storage all below it."""
-    return (found for found in Location(f"{folder}/", (pattern,)).entries() if isinstance(found, FoundFile))
+    found = (found for found in Location(f"{folder}/", (pattern,)).entries() if isinstance(found, FoundFile))
+    return (file for file in found if file.generation or os.path.exists(file.path) or not os.path.islink(file.path))
 
 
 def divided(locations: Iterable[Location], wanted: int) -> list[Location]:

@@ -102,7 +102,7 @@ def test_the_jobs_own_output_is_no_input_however_it_is_written(tree, pattern, ex
         pytest.param("M.TXT", "photo[1].jpg\nstar*.jpg\n", ["photo[1].jpg", "star*.jpg"], id="names are no globs"),
         pytest.param("m[1]?.txt", "a.jpg\n", ["a.jpg"], id="manifest whose name looks like a glob"),
         pytest.param("m.csv", "a.jpg,1\n\nin/a.jpg,2\n", ["a.jpg", "in/a.jpg"], id="csv without a header"),
-        pytest.param("m.csv", '\ufeffid, URI \n1,"ä b,c.jpg"\n2\n3,\n', [("ä b,c.jpg", {"id": "1"})], id="csv with a header"),
+        pytest.param("m.csv", '\ufeffid, URI \n1,"ä b,c.jpg"\n', [("ä b,c.jpg", {"id": "1"})], id="csv with a header"),
         pytest.param("m.csv", "path,uri\nno,a.jpg\n", [("a.jpg", {"path": "no"})], id="csv prefers uri"),
         pytest.param("m.csv", "Photo,Label\na.jpg,cat\n", [("a.jpg", {"Label": "cat"})], id="csv with a header of other names"),
         pytest.param("m.csv", "id;no,where\n1,gs://b/x\n", [("gs://b/x", {"id;no": "1"})], id="so too, in another column"),
@@ -333,3 +333,48 @@ def test_what_cannot_be_read_in_the_middle_of_a_job_is_one_clear_error(tree):
     (tree / "m.txt").symlink_to("m.txt")
     with pytest.raises(InputError, match=r"^manifest m.txt cannot be read: "):
         list(read_manifest("m.txt"))
+
+
+def test_every_link_is_an_image_a_dead_letter_or_is_counted(tmp_path):
+    """Dangling (an unmounted disk, git-annex, DVC), in a circle, back to a folder above; a sidecar that dangles is none."""
+    folder = tmp_path / "above" / "in"
+    folder.mkdir(parents=True)
+    (folder / "a.jpg").write_bytes(b"x")
+    (folder.parent / "not-asked-for.jpg").write_bytes(b"x")
+    for name, target in (("gone.jpg", "/no/disk/b.jpg"), ("gone.txt", "/no/disk/b.txt"), ("x.jpg", "y.jpg"), ("y.jpg", "x.jpg")):
+        (folder / name).symlink_to(target)
+    (folder / "loop").symlink_to(".")
+    (folder / "up").symlink_to("..")
+    for pattern in (folder, f"{folder}/**", f"{folder}/*"):
+        kinds = []
+        found = [ref.uri for ref in list_images([str(pattern)], leave_out=kinds.append)]
+        assert sorted(found) == [f"{folder}/{name}" for name in ("a.jpg", "gone.jpg", "x.jpg", "y.jpg")]
+        assert sorted(kinds) == ([".txt"] if str(pattern).endswith("/*") else [".txt", "link to a folder above"])
+
+
+@pytest.mark.parametrize(
+    ("text", "images", "bad"),
+    [
+        ("uri,n\na.jpg,1\n,2\n\n,,\nb.jpg\n", ["a.jpg", "b.jpg"], {3: "expected a URI in column 1 (uri)"}),
+        ("n,uri\n1,a.jpg\n2\n3,b.jpg\n", ["a.jpg", "b.jpg"], {3: "expected a URI in column 2 (uri)"}),
+        (
+            'uri,n\na.jpg,"5 inch\nb.jpg,2\nc.jpg,"3"\nd.jpg,4\n',
+            ["b.jpg", "c.jpg", "d.jpg"],
+            {2: "expected the end of a quoted cell"},
+        ),
+        ('uri,n\na.jpg,1\n"b.jpg,2\nc.jpg,3\nd.jpg,4\n', ["a.jpg", "c.jpg", "d.jpg"], {3: "expected the end of a quoted cell"}),
+        ('uri\n"a.jpg\nb\nc\n', ["b", "c"], {2: "expected the end of a quoted cell"}),
+        ('uri,said\na.jpg,"two\nlines, of b.jpg"\nb.jpg,"x\n\ny"\n', ["a.jpg", "b.jpg"], {}),
+        ('uri,n\na.jpg,"' + "x.jpg,1\n" * 30_000, ["x.jpg"] * 29_999, {2: "expected"}),
+        ("uri,n\n" + 'x/b.jpg","\n' * 40_000, ['b.jpg"'] * 39_999, {2: "expected the end of a quoted cell"}),
+    ],
+    ids=["no uri", "short", "a stray quote", "before the uri", "of one column", "of several lines", "to the end", "each"],
+)
+def test_each_row_of_a_csv_file_is_an_image_or_one_dead_letter(tmp_path, text, images, bad):
+    (tmp_path / "m.csv").write_text(text)
+    found = list(read_manifest(f"{tmp_path}/m.csv"))
+    assert [os.path.basename(ref.uri) for ref in found if isinstance(ref, ImageRef)] == images
+    letters = {int(each.ref.uri.rpartition(":")[2]): each.message for each in found if isinstance(each, DeadLetter)}
+    assert {*letters} == {*bad}
+    for number, said in bad.items():
+        assert letters[number].startswith(f"{tmp_path}/m.csv:{number}: {said}")

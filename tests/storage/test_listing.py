@@ -113,9 +113,10 @@ def test_a_folder_that_links_lead_to_is_listed_once_by_its_real_name(tmp_path, p
         (tmp_path / name).touch()
     links = [("in/again", "a"), ("in/a/circle", ".."), ("in/shown", ".store"), ("in/one", "../elsewhere"), ("in/two", "one")]
     links += [("in/deep", "../elsewhere/deep"), ("elsewhere/third", "../third"), ("third/back", "../elsewhere"), ("link", "in")]
-    links += [("third/home", "../in"), ("third/all", "../.."), ("in/gone.jpg", "absent.jpg"), ("in/file.jpg", "a/1.jpg")]
-    links += [("in/itself.jpg", "itself.jpg")]  # which is for its reader to complain of
-    names += ["in/file.jpg", "in/itself.jpg"]
+    links += [("third/home", "../in"), ("in/gone.jpg", "absent.jpg"), ("in/file.jpg", "a/1.jpg")]
+    links += [("in/itself.jpg", "itself.jpg")]  # which, like that to nothing, is for its reader to complain of
+    links += [("third/all", "../..")]  # and one above all of them, likewise
+    names += ["in/file.jpg", "in/itself.jpg", "in/gone.jpg", "third/all"]
     for link, target in links:
         (tmp_path / link).symlink_to(target)
     found = files_in_all(divided([location_of(f"{tmp_path}/{pattern}")], wanted))
