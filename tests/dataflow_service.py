@@ -9,7 +9,7 @@ import contextlib
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from google.cloud.dataflow_v1beta3 import JobState
@@ -20,13 +20,17 @@ _AFTER = {"JOB_STATE_DRAINING": "JOB_STATE_DRAINED", "JOB_STATE_CANCELLED": "JOB
 
 
 class DataflowService:
-    """Jobs by id, as they came, with their states; `running` is set when a launcher has asked for the state of a running job."""
+    """Jobs by id, as they came, with their states.
+
+    `running` is set when a launcher has asked for the state of a running job; `on_create` is called while one is submitted.
+    """
 
     def __init__(self) -> None:
         self.endpoint = ""
         self.jobs: dict[str, dict[str, Any]] = {}
         self.running = threading.Event()
         self.first_state = "JOB_STATE_RUNNING"
+        self.on_create: Callable[[], None] = lambda: None
         self._looks_while_draining = 1
 
     def answer(self, method: str, path: str, content: bytes, _headers: Any) -> tuple[int, Any]:
@@ -39,7 +43,9 @@ class DataflowService:
             job = {**body, "id": f"job-{len(self.jobs)}", "currentState": self.first_state}
             if "replaceJobId" in body:
                 self.jobs[body["replaceJobId"]]["currentState"] = "JOB_STATE_UPDATED"
-            return 200, self.jobs.setdefault(job["id"], job)
+            self.jobs[job["id"]] = job
+            self.on_create()
+            return 200, job
         if job_id is None:
             return 200, {"jobs": list(self.jobs.values())}
         job = self.jobs[job_id]

@@ -70,7 +70,7 @@ def flink_of():
 
         def start(**jobs: list[str]) -> Flink:
             flink = Flink(**jobs)
-            flink.master = f"127.0.0.1:{stack.enter_context(answering(flink.answer))}"
+            flink.master = f"127.0.0.1:{stack.enter_context(answering(lambda *asked: flink.answer(*asked)))}"
             return flink
 
         yield start
@@ -158,3 +158,21 @@ def test_a_job_is_found_by_its_name_among_those_that_are_new(flink_of):
     job = FlinkJob(flink.master, "detect")
     flink.names["new"] = "detect"
     job.wait_until_finish()
+
+
+@pytest.mark.xfail(strict=True, reason="D3: the job goes on")
+def test_a_job_that_flink_does_not_list_yet_is_cancelled_once_it_does(flink_of):
+    """The job server has taken it, and submits it: it would run on, unseen."""
+    flink = flink_of(a=["RUNNING"])
+    job, names = flink.job(), flink.names
+    flink.names = {}
+    answer = flink.answer
+
+    def answer_later(method: str, path: str, *more: object) -> tuple[int, object]:
+        flink.names = names if len(flink.asked) > 3 else {}
+        return answer(method, path, *more)
+
+    flink.answer = answer_later
+    flink.away = (2,)
+    job.cancel()
+    assert flink.asked[-1] == "PATCH /jobs/a"

@@ -15,6 +15,7 @@ import pytest
 from tests.forked_jobs import Moment
 from tests.launch.jobs import files_of, write_images
 from tests.launch.test_notify import Webhook
+from tests.processes import running
 from tests.shard_rows import rows_in
 from tests.streaming_job import CONFIG, StreamingJob
 
@@ -109,6 +110,37 @@ def test_a_second_signal_ends_a_batch_at_once():
             assert job.stdout.readline() == said
             job.send_signal(signal.SIGTERM)
         assert job.wait(timeout=60) == -signal.SIGTERM
+
+
+AS_FIRST = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+
+
+def can_be_first() -> bool:
+    return bool(shutil.which("unshare")) and subprocess.run([*AS_FIRST, "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.xfail(strict=True, reason="D11: it goes on")
+@pytest.mark.skipif(not can_be_first(), reason="unshare makes no namespace of processes here")
+@pytest.mark.parametrize(
+    ("block", "ends"),
+    [
+        ("stopped_by_signals()", "ends"),
+        pytest.param("finished_by_signals(lambda: None)", "stopping: finishing in-flight images", marks=pytest.mark.matrix),
+    ],
+)
+def test_a_second_signal_ends_the_first_process_of_a_container_at_once(block, ends):
+    """The kernel ignores signals without a handler there."""
+    code = f"import time\nfrom pipeline.launch.finalize import finished_by_signals, stopped_by_signals\nwith {block}:\n"
+    code += "    try:\n        print('works', flush=True)\n        time.sleep(600)\n"
+    code += "    finally:\n        print('ends', flush=True)\n        time.sleep(600)\n"
+    command = [*AS_FIRST, sys.executable, "-c", code]
+    with running(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
+        for said in ("works", ends):
+            assert job.stdout.readline() == f"{said}\n"
+            (first,) = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+            os.kill(int(first), signal.SIGTERM)
+        assert job.wait(timeout=5) == 128 + signal.SIGTERM
+        job.stdout.close()
 
 
 def test_a_stream_finishes_what_it_has_when_nobody_reads_its_errors(tmp_path, pubsub_emulator, bright_model, bright_png):
