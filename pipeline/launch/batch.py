@@ -19,9 +19,9 @@ from pipeline.config import Config
 from pipeline.detect.load_detector import detector_in_use
 from pipeline.errors import DEAD, DONE, BusyError, InputError
 from pipeline.launch.dry_run import first_images, input_lines, model_lines, tried
-from pipeline.launch.finalize import JobReport, clean_up, names_of_files, stopped_by_signals
+from pipeline.launch.finalize import JobReport, clean_up, names_of_files, signals_noted, stopped_by_signals
 from pipeline.launch.loading import detector_loading, load_detector, model_known
-from pipeline.launch.options import CANARY_SECONDS, Job, checked_job
+from pipeline.launch.options import CANARY_SECONDS, SUBMITTED, Job, checked_job
 from pipeline.log_lines import bind_run_id, console, say
 from pipeline.monitoring.monitor import monitored
 from pipeline.read.done_rows import NEW, DoneRows
@@ -204,7 +204,7 @@ def _run_graph(job: Job, run: Run, source: ReadImages, sink: WriteShards, *, laz
     ):
         pipeline = job.pipeline()
         graph.build(pipeline, config, source, sink, lazily=lazily)
-        _wait(job, pipeline.run())
+        _run_and_wait(job, pipeline)
         # else the first new image has loaded it, if there was one and it was detected here
         in_use = detector_in_use(config.model, config.detect, graph.samples_kept(config), config.read)
         detector = loading.result() if loading else in_use
@@ -212,12 +212,18 @@ def _run_graph(job: Job, run: Run, source: ReadImages, sink: WriteShards, *, laz
     return job.done(detector.ready_at if detector else launched_at), of_model
 
 
-def _wait(job: Job, running: Any) -> None:
-    """Waits for the job's end; if the launcher is stopped, cancels a job that runs elsewhere."""
+def _run_and_wait(job: Job, pipeline: Any) -> None:
+    """Runs the job to its end; if the launcher is stopped, cancels a job that runs elsewhere, or is being submitted."""
+    if job.runner.in_process:
+        job.runner.wait(pipeline.run())
+        return
+    running: Any = None
     try:
+        with signals_noted(SUBMITTED):
+            running = pipeline.run()
         job.runner.wait(running)
     except KeyboardInterrupt:
-        if not job.runner.in_process:
+        if running:
             running.cancel()
         raise
 

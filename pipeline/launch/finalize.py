@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import re
 import signal
 import time
@@ -218,6 +219,35 @@ def finished_by_signals(end: Callable[[], None]) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def signals_noted(what: str) -> Iterator[None]:
+    """While this lasts, the first SIGTERM or SIGINT is only noted, and comes again at its end; the next ends the process.
+
+    Args:
+      what: What cannot be left halfway, for the person who waits for it.
+    """
+    noted: list[int] = []
+
+    def note(number: int, _frame: object) -> None:
+        noted.append(number)
+        _next_signal_ends_the_process()
+        write_unlocked(f"stopping: {what}")
+
+    before = {number: signal.signal(number, note) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if noted:
+            os.kill(os.getpid(), noted[0])
+
+
 def _next_signal_ends_the_process() -> None:
+    """The kernel ends it, except the first process of a container, to which it gives no signal that has no handler."""
     for number in SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
+        signal.signal(number, _end_process if os.getpid() == 1 else signal.SIG_DFL)
+
+
+def _end_process(number: int, _frame: object) -> None:
+    os._exit(128 + number)

@@ -142,9 +142,24 @@ class FlinkJob:
         self._stop.set()
 
     def cancel(self) -> None:
-        """Ends the job at once."""
-        if self._found():
-            self._ask("", method="PATCH")
+        """Ends the job, once Flink has it.
+
+        Raises:
+          RunnerError: Flink has no such job.
+          RuntimeError: Flink is out of reach; the job may go on.
+        """
+        started = heard = time.monotonic()
+        while True:
+            try:
+                if self._found():
+                    self._ask("", method="PATCH")
+                    return
+                heard = time.monotonic()
+                self._missing(heard - started)
+            except OSError as err:
+                if time.monotonic() - heard > _UNREACHABLE_SECONDS:
+                    raise RuntimeError(f"Flink is out of reach, and job {self._name} may go on: {err}; cancel it there") from err
+            time.sleep(_LOOK_SECONDS)
 
     def wait_until_finish(self) -> None:
         """Waits for the job's end, and stops it where it was told to; without drain, which would close windows early.

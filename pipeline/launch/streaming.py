@@ -18,9 +18,9 @@ from pipeline.config import Config
 from pipeline.detect.detector import Detector
 from pipeline.errors import DONE, ConfigError, InputError
 from pipeline.launch.dry_run import model_lines
-from pipeline.launch.finalize import JobReport, clean_up, finished_by_signals, stopped_by_signals
+from pipeline.launch.finalize import JobReport, clean_up, finished_by_signals, signals_noted, stopped_by_signals
 from pipeline.launch.loading import load_detector, model_known
-from pipeline.launch.options import CANARY_SECONDS, Job, checked_job
+from pipeline.launch.options import CANARY_SECONDS, SUBMITTED, Job, checked_job
 from pipeline.launch.runners import RUNNERS, runner_named
 from pipeline.log_lines import bind_run_id, console, say
 from pipeline.monitoring.monitor import monitored
@@ -102,15 +102,18 @@ def run(job: Job) -> int:
             ready_at = time.time()
             pipeline = job.pipeline()
             graph.build_streaming(pipeline, config, settings, native_source=runner.native_source)
-            running = pipeline.run()
+            running = None
 
             def end() -> None:
                 stream.threads.stop.set()
                 if isinstance(model, Detector):
                     model.stop_waiting()
-                runner.end_stream(running)
+                if running:
+                    runner.end_stream(running)
 
             with finished_by_signals(end):
+                with signals_noted(SUBMITTED):
+                    running = pipeline.run()
                 console.info("reading %s; %s; Ctrl-C stops", config.input[0], runner.guarantee)
                 runner.wait(running)
         with finished_by_signals(lambda: None):  # the summary will be there in a moment

@@ -207,7 +207,6 @@ def test_a_batch_job_that_is_stopped_here_does_not_go_on_there(dataflow, batch, 
     assert "stopped; rows that were written stay" in capfd.readouterr().err
 
 
-@pytest.mark.xfail(strict=True, reason="D3: the job goes on")
 def test_a_signal_while_a_batch_job_is_submitted_cancels_it_once_its_id_is_there(dataflow, batch, capfd):
     """Nobody would pay for a job that its launcher has left behind."""
     dataflow.on_create = lambda: os.kill(os.getpid(), signal.SIGTERM)
@@ -216,7 +215,6 @@ def test_a_signal_while_a_batch_job_is_submitted_cancels_it_once_its_id_is_there
     assert "stopping: the job is being submitted" in capfd.readouterr().err
 
 
-@pytest.mark.xfail(strict=True, reason="D3: the job goes on")
 def test_a_signal_while_a_stream_is_submitted_drains_it(dataflow, stream):
     dataflow.on_create = lambda: os.kill(os.getpid(), signal.SIGTERM)
     assert run.main(stream) == 0
