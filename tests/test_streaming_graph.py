@@ -8,6 +8,7 @@ import pytest
 from apache_beam.pipeline import PipelineVisitor
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.environments import EmbeddedPythonEnvironment
+from apache_beam.typehints import typehints
 
 from pipeline import graph
 from pipeline.config import load_config
@@ -99,3 +100,22 @@ def test_no_image_is_read_before_duplicates_are_found(in_process):
     assert "ReadMessages/ReadFromPubSub" in steps_of(build(in_process=False, native_source=True))
     path = [node.full_label for node in way_to(steps_of(build(in_process)), "PublishDetections")]
     assert path.index("DetectObjects/StartDetecting") < path.index("DropDuplicates")
+
+
+def types_in(hint: object) -> set[object]:
+    """A type and all that it is made of."""
+    parts = hint._inner_types() if isinstance(hint, typehints.TypeConstraint) else ()
+    return {hint}.union(*map(types_in, parts))
+
+
+@pytest.mark.xfail(strict=True, reason="names cross edges of Beam as text, which takes Unicode only")
+@pytest.mark.parametrize("in_process", [True, False])
+def test_no_text_crosses_an_edge_as_text(in_process):
+    """Beam's coder of text takes Unicode only: half a surrogate pair fails the bundle, at each start. Records take any text."""
+    outputs = {
+        f"{label}/{tag}": output.element_type
+        for label, node in steps_of(build(in_process)).items()
+        for tag, output in node.outputs.items()
+    }
+    assert len(outputs) > 10
+    assert [name for name, hint in outputs.items() if str in types_in(hint)] == []
