@@ -84,6 +84,6 @@ def test_steps_that_say_that_they_give_records_have_this_coder():
     assert deduplicate  # importing any module of a stream registers it
     assert registry.get_coder(ImageRef) == RecordCoder()
     assert registry.get_coder(Union[ImageRef, EncodedImage]) == RecordCoder()
-    coder = registry.get_coder(beam.typehints.Tuple[str, Union[ImageRef, EncodedImage]])
+    coder = registry.get_coder(beam.typehints.Tuple[bytes, Union[ImageRef, EncodedImage]])
     assert isinstance(coder, TupleCoder) and coder.coders()[1] == RecordCoder()
     assert not isinstance(registry.get_coder(Union[str, ImageRef]), RecordCoder)

@@ -32,9 +32,9 @@ from pipeline.stats.worker_reports import WorkerContext
 from pipeline.storage.listing import MAX_PARALLEL
 from pipeline.storage.store import FoundFile
 
-# An image in the shuffle: `extra`, `size_bytes`, its generation, if what is done is left out, and its location in bytes, since
-# not every name is Unicode. It takes 210 bytes of a local runner's memory; a record took 750.
-_Listed = tuple[str, int, str, bytes]
+# An image in the shuffle: `extra`, `size_bytes`, its generation, if what is done is left out, and its location. Texts are bytes,
+# since not every name is Unicode. It takes 210 bytes of a local runner's memory; a record took 750.
+_Listed = tuple[bytes, int, bytes, bytes]
 _AT_ONCE = 512  # fewer than make Python look for garbage
 _PARTITIONS = 4096  # each in memory at once: 25,000 names of 100 million
 _GROUP_IMAGES = 64  # a second of a GPU's work: how much longer than others one worker may take at the end
@@ -109,9 +109,9 @@ class ReadImages(beam.PTransform):
         )
 
 
-def _find_folders(_start: bytes, patterns: Sequence[str], output: str) -> Iterator[list[Piece | str]]:
+def _find_folders(_start: bytes, patterns: Sequence[str], output: str) -> Iterator[list[Piece | bytes]]:
     """Places to list, and a results folder whose dead letters are replayed, in groups that one worker reads side by side."""
-    pieces: Iterator[Piece | str] = chain(pieces_of(patterns), [output] if output else [])
+    pieces: Iterator[Piece | bytes] = chain(pieces_of(patterns), [name_bytes(output)] if output else [])
     while group := list(islice(pieces, MAX_PARALLEL)):
         yield group
 
@@ -164,7 +164,7 @@ class _ListImages(_Counting):
         if self._source.worker_context:
             self._source.worker_context.check_worker()
 
-    def process(self, group: Sequence[Piece | str]) -> Iterator[Any]:
+    def process(self, group: Sequence[Piece | bytes]) -> Iterator[Any]:
         for each in self._found(group):
             if isinstance(each, DeadLetter):
                 self._count()
@@ -173,13 +173,13 @@ class _ListImages(_Counting):
             self._count(not _holds_images(each.uri))
             generation = each.generation if self._source.done else ""
             partition = identity_hash(each.uri) % _PARTITIONS
-            yield partition, (each.extra, each.size_bytes, generation, name_bytes(each.location))
+            yield partition, (name_bytes(each.extra), each.size_bytes, name_bytes(generation), name_bytes(each.location))
 
-    def _found(self, group: Sequence[Piece | str]) -> Iterator[ImageRef | DeadLetter]:
+    def _found(self, group: Sequence[Piece | bytes]) -> Iterator[ImageRef | DeadLetter]:
         source = self._source
-        if source.again and source.again.output in group:
+        if source.again and name_bytes(source.again.output) in group:
             yield from self._new(source.again.refs_in_results())
-        pieces = [piece for piece in group if not isinstance(piece, str)]
+        pieces = [piece for piece in group if not isinstance(piece, bytes)]
         yield from list_pieces(pieces, source.exclude, self._leave_out, source.allowed, self._new)
 
     def _new(self, found: Iterator[_Found]) -> Iterator[_Found]:
@@ -219,7 +219,7 @@ class _DropDoubles(_Counting):
             yield [best.pop(uri)]
         outcomes = np.full(len(best), NEW)
         if self._source.done:
-            refs = [ImageRef(name_of(listed[3]), listed[2]) for listed in best.values()]
+            refs = [ImageRef(name_of(listed[3]), name_of(listed[2])) for listed in best.values()]
             outcomes = self._source.done.among(refs, self._pool)
         self._skip(doubles)
         self._skip_done(outcomes)
@@ -246,7 +246,7 @@ class _OpenContainers(_Counting):
 
     def process(self, group: Sequence[_Listed]) -> Iterator[Any]:
         for extra, size_bytes, _, name in group:  # without their generations: the newest one is read
-            ref = ImageRef(name_of(name), size_bytes=size_bytes, extra=extra)
+            ref = ImageRef(name_of(name), size_bytes=size_bytes, extra=name_of(extra))
             if len(group) == 1 and _holds_images(ref.uri):  # what holds images is a group of its own
                 yield from self._images_in(ref)
             else:

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import operator
+import os
 import posixpath
 import time
 import uuid
@@ -120,7 +121,7 @@ def skipping_damaged(shard: Shard) -> Iterator[None]:
 def _opened(shard: Shard) -> Iterator[Any]:
     """Opens the file of a shard; of an object only the parts that are read are fetched."""
     if not shard.path.startswith(GS):
-        with pa.OSFile(shard.path) as file:
+        with pa.OSFile(os.fsencode(shard.path)) as file:  # as text it takes only Unicode
             yield file
         return
     from google.api_core.exceptions import NotFound, PreconditionFailed

@@ -17,7 +17,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from itertools import starmap
 from typing import NamedTuple, TypeAlias
 
 import apache_beam as beam
@@ -54,6 +53,11 @@ class RowWriter(NamedTuple):
     def tables(self, records: Sequence[_Record]) -> list[tuple[str, pa.Table]]:
         """The rows of records, one table of each kind that there is."""
         return [*rows_by_kind(records, self.version, self.run)]
+
+    def write_all(self, records: Sequence[_Record]) -> None:
+        """Writes the rows of records, as a shard of each kind that there is."""
+        for kind, table in self.tables(records):
+            self.write(kind, table)
 
     def write(self, kind: str, table: pa.Table) -> str:
         """Writes a table as a shard; returns its path."""
@@ -160,9 +164,9 @@ class Archive:
 class ArchiveRows(beam.PTransform):
     """The archive of a stream on remote workers, whose runner keeps the rows of a window durably.
 
-    Elements in: `DetectedImage` and `DeadLetter`, in several collections; element out: the path of a shard, one of each kind
-    every few seconds or 20,000 rows. Unbounded. At least once: a bundle that the runner repeats leaves a second shard, and of
-    rows with the same key the newest counts.
+    Elements in: `DetectedImage` and `DeadLetter`, in several collections, which become a shard of each kind every few seconds or
+    20,000 rows. Nothing of use comes out. Unbounded. At least once: a bundle that the runner repeats leaves a second shard, and
+    of rows with the same key the newest counts.
 
     Args:
       writer: Writes the rows.
@@ -175,21 +179,21 @@ class ArchiveRows(beam.PTransform):
     def __post_init__(self) -> None:
         super().__init__()
 
-    def expand(self, records: tuple[beam.PCollection[DetectedImage | DeadLetter], ...]) -> beam.PCollection[str]:
+    def expand(self, records: tuple[beam.PCollection[DetectedImage | DeadLetter], ...]) -> beam.PCollection[None]:
         """Wires records, batches of each kind, and writing."""
         writer = self.writer
         parts = tuple(
-            part | f"ByKind{n}" >> beam.Map(_with_kind).with_output_types(tuple[str, DetectedImage | DeadLetter])
+            part | f"ByKind{n}" >> beam.Map(_with_kind).with_output_types(tuple[bytes, DetectedImage | DeadLetter])
             for n, part in enumerate(records)
         )
         return (
             parts
             | "FlattenRecords" >> beam.Flatten()
             | "GatherRows" >> beam.GroupIntoBatches(WINDOW_ROWS, self.window_s)
-            | "WriteRows"
-            >> beam.FlatMapTuple(lambda _, records: starmap(writer.write, writer.tables(records))).with_output_types(str)
+            | "WriteRows" >> beam.MapTuple(lambda _, records: writer.write_all(records))
         )
 
 
-def _with_kind(record: DetectedImage | DeadLetter) -> tuple[str, DetectedImage | DeadLetter]:
-    return (DETECTIONS if isinstance(record, DetectedImage) else DEAD_LETTERS), replace(record, thumbnail=b"")
+def _with_kind(record: DetectedImage | DeadLetter) -> tuple[bytes, DetectedImage | DeadLetter]:
+    kind = DETECTIONS if isinstance(record, DetectedImage) else DEAD_LETTERS
+    return kind.encode(), replace(record, thumbnail=b"")

@@ -37,11 +37,11 @@ class DedupCache:
         clock: Callable[[], float] = time.monotonic,
     ):
         self._end = end
-        self._in_progress: dict[str, list[ImageRef]] = {}
-        self._results: TTLCache[str, tuple[Outcome, int]] = TTLCache(max_bytes, seconds, clock, lambda entry: entry[1])
+        self._in_progress: dict[bytes, list[ImageRef]] = {}
+        self._results: TTLCache[bytes, tuple[Outcome, int]] = TTLCache(max_bytes, seconds, clock, lambda entry: entry[1])
         self._lock = threading.Lock()
 
-    def is_new(self, ref: ImageRef, identity: str) -> bool:
+    def is_new(self, ref: ImageRef, identity: bytes) -> bool:
         """Whether the caller must bring an image to an outcome; a repeat of its identity has one already, or waits for it."""
         with self._lock:
             known = self._results.get(identity)
@@ -57,15 +57,16 @@ class DedupCache:
         with self._lock:
             asked = self._in_progress.pop(self._asked_as(ref), [ref])
             if not outcome.failed:
-                size = len(outcome.row) + len(name_bytes(ref.identity)) + _ENTRY_BYTES
-                self._results[ref.identity] = outcome, size
+                identity = name_bytes(ref.identity)
+                self._results[identity] = outcome, len(outcome.row) + len(identity) + _ENTRY_BYTES
         for each in asked:
             self._end(each, outcome)
 
-    def _asked_as(self, ref: ImageRef) -> str:
+    def _asked_as(self, ref: ImageRef) -> bytes:
         """The identity under which an image was new: where its generation was unknown, its message and URI tell."""
-        for identity in itertools.chain([ref.identity], self._in_progress):
+        own = name_bytes(ref.identity)
+        for identity in itertools.chain([own], self._in_progress):
             asked = self._in_progress.get(identity)
             if asked and (asked[0].message_id, asked[0].uri) == (ref.message_id, ref.uri):
                 return identity
-        return ref.identity
+        return own

@@ -17,7 +17,7 @@ from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import WindowedValue
 from msgspec.structs import replace
 
-from pipeline.records import Image, ImageRef, ref_of
+from pipeline.records import Image, ImageRef, name_bytes, ref_of
 from pipeline.stats import metrics
 from pipeline.stats.process import PROCESS
 from pipeline.storage.store import retried
@@ -28,9 +28,9 @@ from pipeline.stream.run import StreamStep
 _RETRY_SECONDS = 3.0  # an outage is for the reading to wait for, and to report
 
 
-@beam.typehints.with_output_types(tuple[str, Image])
+@beam.typehints.with_output_types(tuple[bytes, Image])
 class AddIdentity(StreamStep):
-    """Adds the identity to each image; looks up missing generations at the end of the bundle, side by side.
+    """Adds the identity to each image, in bytes; looks up missing generations at the end of the bundle, side by side.
 
     Element in: `ImageRef`, or `EncodedImage` if the image came with its message; out: the same with its identity, and with its
     size where that was looked up. It gets no generation: if it is replaced meanwhile, the newest is read. An image that cannot be
@@ -42,9 +42,9 @@ class AddIdentity(StreamStep):
 
     def process(
         self, image: Image, timestamp: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam
-    ) -> Iterator[tuple[str, Image]]:
+    ) -> Iterator[tuple[bytes, Image]]:
         if ref_of(image).generation:
-            yield ref_of(image).identity, image
+            yield name_bytes(ref_of(image).identity), image
         else:
             self._asked.append(WindowedValue(image, timestamp, [window]))
 
@@ -57,13 +57,13 @@ class AddIdentity(StreamStep):
             for asked, named in zip(self._asked, found, strict=True):
                 yield asked.with_value(named)
 
-    def _looked_up(self, ref: ImageRef) -> tuple[str, ImageRef]:
+    def _looked_up(self, ref: ImageRef) -> tuple[bytes, ImageRef]:
         seconds = 0.0 if is_web(ref.uri) else self._late - time.monotonic()  # anybody may name a web server that is away
         with contextlib.suppress(Exception), PROCESS.parts["read"].working():
             self._check(None)
             found = retried(store_of(ref.location).look_up, seconds, self._check)(ref.location)
-            return replace(ref, generation=found.generation).identity, replace(ref, size_bytes=found.size_bytes)
-        return f"{ref.identity}#{ref.message_id or uuid.uuid4().hex}", ref
+            return name_bytes(replace(ref, generation=found.generation).identity), replace(ref, size_bytes=found.size_bytes)
+        return name_bytes(f"{ref.identity}#{ref.message_id or uuid.uuid4().hex}"), ref
 
     def _check(self, failure: Exception | None) -> None:
         PROCESS.parts["read"].progressed()  # a try has returned
@@ -78,7 +78,7 @@ class DropDuplicates(StreamStep):
     it. A failed bundle must end the process (as on local runners), or its images would stay in progress.
     """
 
-    def process(self, identity_and_image: tuple[str, Image]) -> Iterator[Image]:
+    def process(self, identity_and_image: tuple[bytes, Image]) -> Iterator[Image]:
         identity, image = identity_and_image
         if self._shared.recent.is_new(ref_of(image), identity):
             yield image
@@ -99,7 +99,7 @@ class DropDuplicatesInState(StreamStep):
 
     def process(
         self,
-        identity_and_image: tuple[str, Image],
+        identity_and_image: tuple[bytes, Image],
         seen: Any = beam.DoFn.StateParam(_SEEN),  # noqa: B008  how Beam's parameters are declared
         forget: Any = beam.DoFn.TimerParam(_FORGET),  # noqa: B008
     ) -> Iterator[Any]:

@@ -81,7 +81,7 @@ class WriteShards(beam.PTransform):
         written += [dead | f"WriteDeadLetters{n}" >> self._writing() for n, dead in enumerate(results.dead)]
         if self.worker_context:
             staged = [each.staged for each in written] | "AllShards" >> beam.Flatten()
-            _ = staged | "SpreadShards" >> beam.Reshuffle() | "PublishShards" >> beam.Map(publish_shard)
+            _ = staged | "SpreadShards" >> beam.Reshuffle() | "PublishShards" >> beam.Map(_publish)
         stats = [results.counted, *(each.stats for each in written)] | "AllStats" >> beam.Flatten()
         merged = stats | "MergeStats" >> beam.CombineGlobally(functools.partial(merge_stats, samples=self.samples))
         return merged | "WriteStats" >> beam.Map(self._write_stats)
@@ -139,11 +139,16 @@ class _WriteRows(beam.DoFn):
         for kind, tables in self._tables.items():
             table = pa.concat_tables(tables).sort_by("uri")
             if sink.worker_context:
-                yield TaggedOutput("staged", windowed(stage_shard(sink.run.output, kind, table, sink.run.name)))
+                staged = stage_shard(sink.run.output, kind, table, sink.run.name)
+                yield TaggedOutput("staged", windowed(pack(staged)))
             else:
                 write_shard(sink.run.output, kind, table, sink.run.name)
         yield windowed(self._stats)
         self.start_bundle()
+
+
+def _publish(staged: bytes) -> None:
+    publish_shard(unpack(dict[str, str], staged))
 
 
 def read_stats(run: Run) -> JobStats:

@@ -21,6 +21,7 @@ from pipeline.records import (
     ImageRef,
     dead_letter_row,
     detection_row,
+    name_bytes,
     ref_of,
     row_bytes,
 )
@@ -200,7 +201,7 @@ def test_whatever_order_images_end_in_each_request_is_answered_once_with_all_its
         image = steps.pop(0)
         if isinstance(image, DeadLetter):
             answers.done(image.ref, Outcome(b"{}", failed=True))
-        elif recent.is_new(ref_of(image), ref_of(image).identity):
+        elif recent.is_new(ref_of(image), name_bytes(ref_of(image).identity)):
             leading.append(image)
     wanted = [(request.message_id, len(request.images) + len(request.dead_letters)) for request in parsed if request.wants_answer]
     sent = answers.due()

@@ -97,7 +97,6 @@ def check_files(output: Path, inputs: str, capfd) -> None:
     json.loads((output / "summary.json").read_text("utf-8"))
 
 
-@pytest.mark.xfail(strict=True, reason="names cross edges of Beam as text, which takes Unicode only")
 @pytest.mark.hypothesis
 def test_each_message_of_a_stream_ends_as_a_row_or_a_dead_letter_and_is_answered(
     pubsub_emulator, gcs_bucket, tmp_path, bright_model, bright_png, capfd
@@ -136,7 +135,6 @@ def test_each_message_of_a_stream_ends_as_a_row_or_a_dead_letter_and_is_answered
     check_files(job.archive, f"{tmp_path}/in", capfd)
 
 
-@pytest.mark.xfail(strict=True, reason="names cross edges of Beam as text, which takes Unicode only")
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
 def test_each_image_of_a_batch_job_ends_as_a_row_or_a_dead_letter(tmp_path, run_job, bright_model, bright_png, where, capfd):
     """Names of files, lines of manifests, members of archives, examples: all odd, and so are the folders.

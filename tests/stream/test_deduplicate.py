@@ -12,16 +12,17 @@ from apache_beam.utils.timestamp import Timestamp
 from msgspec.structs import replace
 
 from pipeline.read.fetch import fetch
-from pipeline.records import DeadLetter, EncodedImage, ImageRef
+from pipeline.records import DeadLetter, EncodedImage, ImageRef, name_bytes
 from pipeline.stats.process import PROCESS
 from pipeline.storage.files import write_file
 from pipeline.stream.deduplicate import AddIdentity, DropDuplicatesInState
 from pipeline.stream.outgoing import Outcome
 from pipeline.stream.run import RunSettings, opened, run_of
 
-IMAGES = [EncodedImage(ImageRef(f"gs://b/{n % 7}", str(n % 2)), b"x") for n in range(70)]
+NAMES = ["a", "é", "\ud83d", "\udcff", "\0", "\n", "\ude00\ud83d"]
+IMAGES = [EncodedImage(ImageRef(f"gs://b/{NAMES[n % 7]}", str(n % 2)), b"x") for n in range(70)]
 ELSEWHERE = RunSettings("elsewhere", in_process=False)
-DISTINCT = {image.ref.identity for image in IMAGES}
+DISTINCT = {name_bytes(image.ref.identity) for image in IMAGES}
 
 
 def drop_in_state(images):
@@ -31,7 +32,7 @@ def drop_in_state(images):
 def test_each_image_passes_once_and_the_others_are_counted():
     """In runner state; the process's own memory is tried by `test_streaming.py`."""
     with PROCESS.counting() as stats, opened(ELSEWHERE), beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        new = drop_in_state(pipeline | beam.Create(IMAGES)) | beam.Map(lambda image: image.ref.identity)
+        new = drop_in_state(pipeline | beam.Create(IMAGES)) | beam.Map(lambda image: name_bytes(image.ref.identity))
         assert_that(new, equal_to(DISTINCT))
     (skipped,) = pipeline.result.metrics().query(MetricsFilter().with_name("skipped"))["counters"]
     assert skipped.committed == stats.skipped == len(IMAGES) - len(DISTINCT)
@@ -69,13 +70,13 @@ def test_an_image_that_is_named_without_its_version_gets_its_identity_and_its_si
         before = looked_up(asked)
         write_file(named.uri, b"overwritten")
         after = looked_up(asked)
-    assert after[1] == (replace(named, generation=fetch(named, 100)[1]).identity, replace(named, size_bytes=11))
-    assert before[0] == after[0] == (f"{named.uri}#7", asked[3])
+    assert after[1] == (name_bytes(f"{named.uri}#{fetch(named, 100)[1]}"), replace(named, size_bytes=11))
+    assert before[0] == after[0] == (name_bytes(f"{named.uri}#7"), asked[3])
     assert before[2] == after[2]
     assert len({identity for identity, _ in (*before, *after)}) == 6
 
 
-def looked_up(asked: list[ImageRef]) -> list[tuple[str, ImageRef]]:
+def looked_up(asked: list[ImageRef]) -> list[tuple[bytes, ImageRef]]:
     step = AddIdentity(ELSEWHERE)
     step.setup()
     step.start_bundle()
@@ -88,4 +89,4 @@ def test_a_stream_that_is_stopped_looks_up_nothing_more(tmp_path):
     asked = ImageRef(f"{tmp_path}/a.png", message_id="m")
     with opened(ELSEWHERE) as stream:
         stream.threads.stop.set()
-        assert looked_up([asked]) == [(f"{asked.uri}##m", asked)]
+        assert looked_up([asked]) == [(name_bytes(f"{asked.uri}##m"), asked)]

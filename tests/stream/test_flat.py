@@ -58,7 +58,7 @@ def a_day(folder: Path) -> tuple[list[int], list[int], int]:
         metrics.count_read(len(request.images))
         answers.open(request)
         results = []
-        for image in (each for each in request.images[:3] if recent.is_new(each, each.identity)):
+        for image in (each for each in request.images[:3] if recent.is_new(each, each.identity.encode())):
             result = ended(image, number, clock.now)
             number += 1
             failed = isinstance(result, DeadLetter)

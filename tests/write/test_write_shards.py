@@ -84,5 +84,5 @@ def test_a_bundle_that_a_runner_runs_twice_leaves_one_shard(tmp_path):
         outputs = [each for each in step.finish_bundle() if isinstance(each, beam.pvalue.TaggedOutput)]
         staged.append(outputs[0].value.value)
         assert list_shards(str(tmp_path)) == [], attempt
-    write_shards.publish_shard(staged[1])
+    write_shards._publish(staged[1])
     assert len(rows_in(str(tmp_path))) == 1
