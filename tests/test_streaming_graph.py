@@ -23,7 +23,7 @@ BEAMS_COMPOSITES = ("DetectObjects/RunInference/",)
 
 def build(in_process: bool, native_source: bool = False) -> beam.Pipeline:
     places = {"input": ["projects/test-project/subscriptions/images"], "output": "projects/test-project/topics/detections"}
-    config = load_config(["configs/streaming_pubsub_direct.yaml"], {**places, "stream.archive": "out"})
+    config = load_config(["configs/streaming_pubsub_direct.yaml"], {**places, "stream.archive": "out", "model.path": "digits"})
     pipeline = beam.Pipeline(runner=FnApiRunner())
     run = RunSettings("job", config, in_process=in_process, results="out")
     graph.build_streaming(pipeline, config, run, native_source=native_source)
