@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pipeline.config.dates import days_flag
 from pipeline.errors import CommandParser, run_command
 from pipeline.results.compact import compact
-from pipeline.results.layout import check_output, results_folder, time_in_name
+from pipeline.results.layout import check_output, results_folder
 
 _WAIT_SECONDS = 3600.0
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compact(flags: argparse.Namespace) -> int:
-    until = time_in_name(days_flag("--until", flags.until)[1]) if flags.until else ""
+    until = days_flag("--until", flags.until)[1] if flags.until else 0.0
     check_output(output := results_folder(flags.output if flags.folder is None else flags.folder))
     done = compact(output, until, keep_latest=flags.keep == "latest", wait_s=flags.busy_wait_s)
     if not done.before:
@@ -51,7 +51,9 @@ def make_parser() -> argparse.ArgumentParser:
     place = parser.add_mutually_exclusive_group(required=True)
     place.add_argument("folder", nargs="?", metavar="OUT", help="the results folder, local or gs://")
     place.add_argument("--output", metavar="OUT", help="the same")
-    parser.add_argument("--until", default="", metavar="DAY", help="only files that were written until this day's end (UTC)")
+    parser.add_argument(
+        "--until", default="", metavar="DAY", help="only files whose rows were all made until this day's end (UTC)"
+    )
     parser.add_argument(
         "--keep",
         choices=["newest", "latest"],

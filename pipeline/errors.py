@@ -88,6 +88,12 @@ class FullError(OutputError):
     exit_code = FAILED
 
 
+class UnreadableError(OutputError):
+    """Results cannot be read now, or some of them are damaged: the command is right, and its outcome would lack rows."""
+
+    exit_code = FAILED
+
+
 class AwayError(UserError):
     """Storage, Pub/Sub or a server does not answer: the command is right, and works once it is back."""
 

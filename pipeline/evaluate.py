@@ -23,7 +23,8 @@ from models.evaluate.mistakes import Mistakes, best_threshold, find_mistakes
 from pipeline.errors import WRONG, CommandParser, run_command
 from pipeline.log_lines import say
 from pipeline.report.evaluation import render_evaluation
-from pipeline.results.newest import read_rows
+from pipeline.results.current import read_rows
+from pipeline.results.wanted import ALL, add_row_flags, wanted_rows
 
 _LOW_CONFIDENCE = 0.05  # a higher lowest confidence cuts the precision-recall curve short
 _FEW_PAIRS = 10
@@ -55,7 +56,8 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> tuple[Mapping[str, Any], list[str]]:
-    result = compare(read_rows(args.detections), read_rows(args.reference), iou_threshold=args.iou_threshold, match=args.match)
+    rows = read_rows(args.detections, wanted_rows(args))
+    result = compare(rows, read_rows(args.reference), iou_threshold=args.iou_threshold, match=args.match)
     shown = {
         key: f"{value:.5f}" if isinstance(value, float) else "-" if value is None else value for key, value in result.items()
     }
@@ -63,10 +65,12 @@ def _compare(args: argparse.Namespace) -> tuple[Mapping[str, Any], list[str]]:
 
 
 def _evaluate(args: argparse.Namespace) -> tuple[Mapping[str, Any], list[str]]:
-    outputs = [args.detections, *([args.reference] if args.reference else [])]
+    outputs = [(args.detections, wanted_rows(args)), *([(args.reference, ALL)] if args.reference else [])]
     measured = [
-        measure(read_rows(each), args.ground_truth, match=args.match, multi_label=args.multi_label or each.endswith(".json"))
-        for each in outputs
+        measure(
+            read_rows(each, wanted), args.ground_truth, match=args.match, multi_label=args.multi_label or each.endswith(".json")
+        )
+        for each, wanted in outputs
     ]
     draws = resample([each.matches for each in measured], args.resamples) if args.resamples else None
     result = figures_of(measured[0], None if draws is None else draws[0])
@@ -164,6 +168,7 @@ def make_parser() -> argparse.ArgumentParser:
     add(
         "--reference", metavar="PATH", help="another output: which is better by the ground truth; without one, how far they agree"
     )
+    add_row_flags(parser)
     add("--page", metavar="FILE", help="also write a page with curves, errors and pictures here")
     add("--images", metavar="FOLDER", help="where the images are now, for the page (default: as the rows name them)")
     add("--multi-label", action="store_true", help="count all labels of a box, as Darknet and Ultralytics do")

@@ -19,8 +19,9 @@ from pipeline.config.dates import days_flag
 from pipeline.config.paths import local_path
 from pipeline.errors import CommandParser, ConfigError, InputError, run_command
 from pipeline.log_lines import console, say
+from pipeline.results.current import read_results
 from pipeline.results.layout import EXPORTS, results_folder
-from pipeline.results.newest import Wanted, newest_rows, read_results
+from pipeline.results.wanted import add_row_flags, wanted_rows
 from pipeline.write.exports import FORMATS, export
 
 _CROPS = "crops"
@@ -38,13 +39,10 @@ def _export(flags: argparse.Namespace) -> int:
     if unknown := [name for name in formats if name not in _NAMES]:
         raise ConfigError(f"--format: expected {', '.join(_NAMES)}, got {unknown[0]!r}")
     output, to = results_folder(flags.folder), local_path(flags.to).rstrip("/")
-    wanted = Wanted(flags.run, flags.model, since=days_flag("--since", flags.since)[0] if flags.since else 0.0)
-    if next(newest_rows(output, wanted), None) is None:
-        given = {"run": flags.run, "model": flags.model, "since": flags.since}
-        shown = "".join(f", --{name} {value}" for name, value in given.items() if value)
-        raise InputError(f"{output} holds no row of detections{shown}")
+    since = days_flag("--since", flags.since)[0] if flags.since else 0.0
+    wanted = wanted_rows(flags)._replace(run=flags.run, since=since)
     if of_rows := [name for name in formats if name != _CROPS]:
-        done = export(output, of_rows, wanted, to, sort=flags.sort, ground_truth=flags.coco_ground_truth)
+        done = export(output, of_rows, wanted, to, sort=flags.sort, ground_truth=flags.coco_ground_truth, allow_empty=False)
         for note in done.notes:
             console.warning("%s", note)
         say([f"{done.rows} rows in {', '.join(done.files)}"])
@@ -52,7 +50,10 @@ def _export(flags: argparse.Namespace) -> int:
         return 0
     images = [f"--images={flags.images}"] if flags.images else []
     crops = f"--crops={to or f'{output}/{EXPORTS}'}/{_CROPS}"
-    return pictures.main([crops, *images, "--", output], lambda _: read_results(output, wanted))
+    rows = read_results(output, wanted)
+    if not rows:
+        raise InputError(f"{output} holds no row of detections{wanted.flags()}")
+    return pictures.main([crops, *images, "--", output], rows)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -66,7 +67,7 @@ def make_parser() -> argparse.ArgumentParser:
     names = "{" + ",".join(_NAMES) + "}"
     add("--format", required=True, action="append", metavar=names, help="one or several, divided by commas")
     add("--run", default="", metavar="RUN", help="only rows that this run wrote, also those that a newer run superseded")
-    add("--model", default="", metavar="NAME", help="only rows of the model with this name")
+    add_row_flags(parser)
     add("--since", default="", metavar="DAY", help="only rows that were made from this day on (UTC)")
     add("--to", default="", metavar="FOLDER", help="where the files are written (default: exports/ in the results folder)")
     add("--sort", action="store_true", help="sort rows by the images' URIs, in a temporary folder; not for crops")

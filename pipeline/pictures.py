@@ -18,7 +18,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import ceil, floor, inf
 
@@ -36,8 +36,9 @@ from pipeline.log_lines import console, say
 from pipeline.read.again import Read, reads, refuse_duplicates
 from pipeline.records import DetectedImage, Detections, ImageRef, identity_hash
 from pipeline.report.annotate import annotate, marked_jpeg
+from pipeline.results.current import read_rows
 from pipeline.results.layout import MADE_BY
-from pipeline.results.newest import read_rows
+from pipeline.results.wanted import add_row_flags, wanted_rows
 from pipeline.storage.files import UNFINISHED, write_files
 from pipeline.storage.web import without_query
 from pipeline.write.write_labels import short_name
@@ -53,16 +54,16 @@ _UNSAFE = re.compile(r'^[.-]|[/\\:*?"<>|]')
 _Failure = tuple[str, str]  # reason and message
 
 
-def main(arguments: Sequence[str] | None = None, read: Callable[[str], list[ImageRow]] = read_rows) -> int:
+def main(arguments: Sequence[str] | None = None, rows: Sequence[ImageRow] | None = None) -> int:
     """Runs the command and returns its exit code.
 
     Args:
       arguments: Its command line.
-      read: Reads the rows at the path that the command line names.
+      rows: The rows; default: those at the path that the command line names.
     """
     args = make_parser().parse_args(arguments)
     stopped = "stopped; the pictures that are there are complete"
-    return run_command(lambda: _draw(args, read), "no picture is written", stopped, failed_code=2)
+    return run_command(lambda: _draw(args, rows), "no picture is written", stopped, failed_code=2)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -76,6 +77,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--margin", type=_number, default=0.0, metavar="X", help="widen crops on each side by this share of the box, such as 0.1")
     add("--min-confidence", type=_number, default=0.0, metavar="X", help="leave out objects of a lower confidence")
     add("--class", dest="classes", action="append", metavar="NAME", help="only objects of this class; may be given several times")
+    add_row_flags(parser)
     add("--images", metavar="FOLDER", help="where the images are now (default: as the rows name them)")
     most = DetectConfig().max_megapixels
     add("--max-megapixels", type=_number, default=most, metavar="N", help="refuse larger images (default: %(default)g)")
@@ -92,13 +94,13 @@ def _number(text: str) -> float:
 _number.__name__ = "number from 0 on"  # for argparse's message
 
 
-def _draw(args: argparse.Namespace, read: Callable[[str], list[ImageRow]]) -> int:
+def _draw(args: argparse.Namespace, given: Sequence[ImageRow] | None) -> int:
     folders = [folder for folder in (args.annotate, args.crops) if folder]
     if not folders:
         raise InputError("nothing to write: give --annotate FOLDER, --crops FOLDER, or both")
     if remote := next((folder for folder in folders if "://" in folder), ""):
         raise OutputError(f"{remote} is not a local folder: write here, then copy (for Cloud Storage: gcloud storage cp -r)")
-    rows = _wanted(args, read(args.detections))
+    rows = _wanted(args, read_rows(args.detections, wanted_rows(args)) if given is None else given)
     names = picture_names(row.uri for row in rows)
     counts, failures, staging = Counter(images=len(rows)), [], {}
     try:

@@ -45,9 +45,10 @@ from pipeline.read.list_images import check_inputs, list_images
 from pipeline.read.manifests import is_manifest
 from pipeline.read.names import file_of, is_container, record_range
 from pipeline.records import DeadLetter, ImageRef, identity_hash, row_bytes
+from pipeline.results.completion import contains
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, check_output, results_folder
+from pipeline.results.reader import ResultsFolder, undisturbed
 from pipeline.results.rows import uri_of
-from pipeline.results.shards import contains, list_shards, read_batches, undisturbed
 from pipeline.storage.files import UNFINISHED, create, delete_files, move_files
 from pipeline.storage.listing import location_of
 
@@ -253,7 +254,7 @@ def _listed(patterns: Sequence[str], output: str, read: ReadConfig) -> Iterator[
 def _rows(output: str, kind: str, model: tuple[str, str] | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows of a kind with their images, without those of other models."""
     columns = ["uri", "uri_bytes", "generation", "model", "version", *(["reason", "made_at"] if kind == DEAD_LETTERS else [])]
-    for batch in (batch for shard in list_shards(output, (kind,)) for batch in read_batches(shard, columns)):
+    for _, batch in ResultsFolder(output, (kind,)).batches(columns=columns):
         for row in batch.to_pylist():
             of_row = (row["model"], row["version"])
             if model is None or of_row == model or (kind == DEAD_LETTERS and not any(of_row)):

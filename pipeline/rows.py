@@ -17,10 +17,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipeline.errors import DONE, CommandParser, OutputError, run_command
+from pipeline.results.current import current_rows
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, check_results, results_folder
-from pipeline.results.newest import newest_rows
+from pipeline.results.reader import ResultsFolder
 from pipeline.results.rows import json_rows
-from pipeline.results.shards import list_shards, read_batches
 from pipeline.write.write_jsonl import write_jsonl
 
 
@@ -34,7 +34,7 @@ def _print(flags: argparse.Namespace) -> int:
     output, kind = results_folder(flags.folder), DEAD_LETTERS if flags.dead else DETECTIONS
     check_results(output)
     try:
-        write_jsonl(_every_row(output, kind) if flags.all else newest_rows(output, kind=kind), sys.stdout.buffer)
+        write_jsonl(_every_row(output, kind) if flags.all else current_rows(output, kind=kind), sys.stdout.buffer)
         sys.stdout.flush()
     except FileNotFoundError as err:  # what is printed cannot be taken back
         raise OutputError(f"output {output}: a compaction has changed it meanwhile; print its rows again") from err
@@ -44,20 +44,20 @@ def _print(flags: argparse.Namespace) -> int:
 
 
 def _every_row(output: str, kind: str) -> Iterator[dict[str, Any]]:
-    for shard in list_shards(output, (kind,)):
-        for batch in read_batches(shard):
-            yield from json_rows(batch, kind)
+    results = ResultsFolder(output, (kind,))
+    for _, batch in results.batches():
+        yield from json_rows(batch, kind)
+    results.check_whole()
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
     parser = CommandParser(
         prog="detect-objects rows",
-        description="Prints the rows of detections in a results folder as JSON Lines, of each image, model version and settings "
-        "the newest.",
+        description="Prints the current rows of a results folder as JSON Lines: of each image and model the one that counts.",
     )
     parser.add_argument("folder", metavar="OUT", help="the results folder, local or gs://")
-    parser.add_argument("--dead", action="store_true", help="dead letters instead, without those whose image has a detection")
+    parser.add_argument("--dead", action="store_true", help="the current rows that are dead letters instead")
     parser.add_argument("--all", action="store_true", help="every row, also those that a newer one superseded")
     return parser
 

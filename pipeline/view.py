@@ -27,7 +27,8 @@ from models.evaluate.pairing import Pairing, pair
 from pipeline.errors import DONE, WRONG, CommandParser, InputError, run_command
 from pipeline.log_lines import console, say
 from pipeline.read.again import local_file, refuse_duplicates
-from pipeline.results.newest import read_rows
+from pipeline.results.current import read_rows
+from pipeline.results.wanted import add_row_flags, wanted_rows
 
 _NO_MONGODB = "FiftyOne finds no MongoDB: FIFTYONE_DATABASE_URI names one, or write with --export what FiftyOne imports elsewhere"
 _INSTALL = "FiftyOne is not installed: pip install 'hybrid-detection-pipeline[fiftyone]', or write with --export what it imports"
@@ -56,6 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("detections", metavar="PATH", help="results folder, folder, glob or file of rows")
     add("--ground-truth", metavar="PATH", help="labels, as detect-objects evaluate takes them; FiftyOne then shows the errors")
     add("--images", metavar="FOLDER", help="where the images are now (default: as the rows name them)")
+    add_row_flags(parser)
     add("--port", type=int, default=5151, help="port of FiftyOne's page (default: %(default)s)")
     add("--export", metavar="FOLDER", help="write the files that FiftyOne imports, and open nothing")
     return parser
@@ -63,7 +65,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _export(args: argparse.Namespace, folder: Path) -> int:
     """Writes `detections.json` and, if there are labels, `ground_truth.json`; returns the number of images."""
-    rows = read_rows(args.detections)
+    rows = read_rows(args.detections, wanted_rows(args))
     files = {row.uri: local_file(row.uri, args.images or "") for row in rows}
     refuse_duplicates(rows)
     lacking = [uri for uri, file in files.items() if not file]

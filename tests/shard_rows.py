@@ -1,4 +1,4 @@
-"""Results folders for tests: writes shards without a job, and reads the rows of a folder."""
+"""ResultsFolder folders for tests: writes shards without a job, and reads the rows of a folder."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import numpy as np
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, row_bytes
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
+from pipeline.results.reader import ResultsFolder
 from pipeline.results.rows import dead_letters_table, detections_table, json_rows
-from pipeline.results.shards import list_shards, read_batches, write_shard
+from pipeline.results.shards import write_shard
 
 VERSION = RowVersion("yolo", "7", "ab12cd34", "cd34ab12")
 OTHER = VERSION._replace(version="8")
@@ -62,5 +63,5 @@ def write_rows(
 
 def rows_in(output: str, kind: str = DETECTIONS) -> list[dict[str, Any]]:
     """The rows of a kind in a results folder, as its shards have them, sorted by image."""
-    rows = [row for shard in list_shards(output, (kind,)) for batch in read_batches(shard) for row in json_rows(batch, kind)]
+    rows = [row for _, batch in ResultsFolder(output, (kind,)).batches() for row in json_rows(batch, kind)]
     return sorted(rows, key=row_bytes)

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from pipeline.results.shards import list_shards, read_batches
+from pipeline.results.reader import ResultsFolder
 from pipeline.stats.progress import in_background
 from tests.benchmarks.images import BENCH
 from tests.bright_model import export_bright_model
@@ -241,7 +241,7 @@ class Soak:
     def _rows(self, kind: str) -> Counter[tuple[str, ...]]:
         """How many rows each image, generation, model version and settings has."""
         columns = ["uri", "generation", "model", "version", "settings"]
-        batches = (batch for shard in list_shards(self._archive, (kind,)) for batch in read_batches(shard, columns))
+        batches = (batch for _, batch in ResultsFolder(self._archive, (kind,)).batches(columns=columns))
         return Counter(tuple(row.values()) for batch in batches for row in batch.to_pylist())
 
     def _last_process(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import shutil
 
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline import export, graph, run
@@ -18,8 +19,8 @@ from pipeline.records import ImageRef
 from pipeline.results.compact import compact
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
-from pipeline.results.rows import SCHEMAS
-from pipeline.results.shards import list_shards, read_columns
+from pipeline.results.reader import list_shards
+from pipeline.results.rows import FORMATS
 from tests.fixtures import RELEASE, REPO
 from tests.shard_rows import detected, rows_in, write_rows
 
@@ -47,8 +48,8 @@ def test_rows_are_read_as_their_views_show_them_and_no_column_is_gone_or_has_ano
     rows = rows_in(results, kind)
     assert rows == sorted(map(json.loads, view.read_text(encoding="utf-8").splitlines()), key=lambda row: row["image"]["uri"])
     (shard,) = list_shards(results, (kind,))
-    written = read_columns(shard, SCHEMAS[kind].names).schema
-    assert [SCHEMAS[kind].field(name).type for name in written.names] == written.types
+    written, schema = pq.read_schema(shard.path), FORMATS[kind].schema
+    assert [schema.field(name).type for name in written.names] == written.types
 
 
 def test_its_rows_and_permanent_failures_are_done_for_the_same_command(results):

@@ -13,7 +13,7 @@ from pipeline import reconcile as reconciled
 from pipeline import run
 from pipeline.reconcile import Found, main, reconcile
 from pipeline.results.layout import DETECTIONS
-from pipeline.results.shards import list_shards
+from pipeline.results.reader import list_shards
 from pipeline.storage.files import delete_files
 from tests.conftest import write_bright_image
 from tests.shard_rows import OTHER, VERSION, detected, failed, write_rows

@@ -98,7 +98,7 @@ def test_pandas_and_duckdb_read_a_folder_with_the_call_that_the_docs_show(out):
 
 def test_duckdb_applies_the_rule_with_the_query_that_the_docs_show(out):
     document = (REPO / "docs" / "results.md").read_text()
-    (query,) = re.findall(r"```sql\n(select \* from 'out/detections.*?)```", document, re.DOTALL)
+    (query,) = re.findall(r"```sql\n(WITH every_row AS .*?'out/detections.*?)```", document, re.DOTALL)
     found = duckdb.sql(query).df()
     assert sorted(found.uri) == ["\\udc80.jpg", "a.jpg", "c.jpg"]
     assert found[found.uri == "a.jpg"].detections.iloc[0][0]["confidence"] == pytest.approx(0.75)

@@ -16,7 +16,8 @@ from pipeline.errors import EXIT_CODES
 from pipeline.failures import MAY_PASS, REASONS
 from pipeline.monitoring.metrics import METRICS, PROCESS_METRICS
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
-from pipeline.results.rows import SCHEMAS
+from pipeline.results.row_rule import current_sql
+from pipeline.results.rows import FORMATS
 from tests.fixtures import REPO
 
 _HEAD = """# Settings
@@ -97,12 +98,19 @@ def job_codes() -> str:
 def columns() -> str:
     """The table of the columns of both kinds of shards."""
     rows = []
-    for name in dict.fromkeys([*SCHEMAS[DETECTIONS].names, *SCHEMAS[DEAD_LETTERS].names]):
-        kinds = [kind for kind in (DETECTIONS, DEAD_LETTERS) if name in SCHEMAS[kind].names]
+    for name in dict.fromkeys([*FORMATS[DETECTIONS].schema.names, *FORMATS[DEAD_LETTERS].schema.names]):
+        kinds = [kind for kind in (DETECTIONS, DEAD_LETTERS) if name in FORMATS[kind].schema.names]
         of_kind = "both" if len(kinds) > 1 else kinds[0].replace("_", " ")
-        written = str(SCHEMAS[kinds[0]].field(name).type).replace("element: ", "").replace("item: ", "").replace("<", "&lt;")
+        of_type = str(FORMATS[kinds[0]].schema.field(name).type)
+        written = of_type.replace("element: ", "").replace("item: ", "").replace("<", "&lt;")
         rows.append(f"| `{name}` | {of_kind} | {written} | {_MEANINGS[name]} |")
     return _table(["column", "rows", "type", "content"], rows)
+
+
+def current() -> str:
+    """The query of the current rows."""
+    query = current_sql("'out/detections/*.parquet'", "'out/dead_letters/*.parquet'")
+    return f"```sql\n{query}```\n"
 
 
 def metrics() -> str:
@@ -163,7 +171,7 @@ def pages() -> Mapping[str, str]:
     """The pages that are made of the code, by their path below the repository."""
     return {
         "docs/settings.md": settings_page(),
-        "docs/results.md": _with("docs/results.md", reasons=reasons(), columns=columns()),
+        "docs/results.md": _with("docs/results.md", reasons=reasons(), columns=columns(), current=current()),
         "docs/operations.md": _with(
             "docs/operations.md", metrics=metrics(), commands=commands(), codes=exit_codes(), jobs=job_codes()
         ),

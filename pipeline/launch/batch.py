@@ -33,9 +33,9 @@ from pipeline.records import DeadLetter, ImageRef, row_bytes
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import check_output, check_reports, check_results, time_in_name
 from pipeline.results.lock import locked, since
-from pipeline.results.newest import Wanted
+from pipeline.results.reader import list_shards
 from pipeline.results.run import Run
-from pipeline.results.shards import list_shards
+from pipeline.results.wanted import Wanted
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.summary import RunFacts
 from pipeline.stats.worker_reports import WorkerReports

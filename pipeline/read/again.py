@@ -50,7 +50,7 @@ def refuse_duplicates(rows: Sequence[ImageRow]) -> None:
     """
     ((uri, times),) = Counter(row.uri for row in rows).most_common(1)
     if times > 1:
-        raise RowsError(f"{uri} has several rows, as of several models or versions; export one, or compact with --keep latest")
+        raise RowsError(f"{uri} has {times} rows, as of several models; choose one: --model NAME, without --all")
 
 
 def local_file(uri: str, folder: str) -> str:

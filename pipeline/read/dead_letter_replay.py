@@ -18,12 +18,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from pipeline.extra_fields import extra_columns, extra_text
-from pipeline.failures import REASONS, ImageError
+from pipeline.failures import REASONS, ImageError, one_line
 from pipeline.read.allowed import may_name, refusal
 from pipeline.records import INLINE, DeadLetter, EncodedImage, Image, ImageRef, row_bytes
 from pipeline.results.layout import DEAD_LETTERS
+from pipeline.results.reader import ResultsFolder
 from pipeline.results.rows import json_rows
-from pipeline.results.shards import list_shards, read_batches, skipping_damaged
+from pipeline.storage.files import warn_unreadable
 
 _MOST_VALUES = 200_000  # in a message's JSON; each takes at most 240 bytes of memory
 _ROWS_AT_ONCE = 64  # each may carry a message of 10 MB
@@ -38,8 +39,8 @@ class DeadLetterReplay:
     """Replays the dead letters of a results folder.
 
     Anyone who can write to the folder can write such a file, so a dead letter may only name images below `folders`; local files
-    count by their real paths. An image of a TFRecord file is read again where it lies in that file. What is no dead letter ends
-    its shard with a line on standard error.
+    count by their real paths. An image of a TFRecord file is read again where it lies in that file. What is no dead letter
+    ends its part of a shard with a line on standard error.
 
     Args:
       output: The results folder.
@@ -80,11 +81,12 @@ class DeadLetterReplay:
     def _in_results(self) -> Iterator[Replayed]:
         """What all dead letters ask for; again from the first one if a compaction has taken a shard away."""
         try:
-            for shard in list_shards(self.output, (DEAD_LETTERS,)):
-                with skipping_damaged(shard):
-                    for batch in read_batches(shard, rows=_ROWS_AT_ONCE):
-                        for letter in json_rows(batch, DEAD_LETTERS):
-                            yield from self.replay(letter)
+            for shard, batch in ResultsFolder(self.output, (DEAD_LETTERS,)).batches(rows=_ROWS_AT_ONCE):
+                try:
+                    for letter in json_rows(batch, DEAD_LETTERS):
+                        yield from self.replay(letter)
+                except (ValueError, TypeError, KeyError, RecursionError) as err:
+                    warn_unreadable(shard.path, one_line(err))
         except FileNotFoundError:
             yield from self._in_results()
 

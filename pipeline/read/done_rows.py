@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.records import ImageRef
-from pipeline.results.completion import RowVersion, row_keys
+from pipeline.results.completion import RowVersion, contains, row_keys
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
-from pipeline.results.shards import contains, done_keys
+from pipeline.results.reader import done_keys
 from pipeline.storage.stores import generation_of
 
 NEW, DETECTED, FAILED = range(3)  # what became of an image

@@ -24,8 +24,9 @@ from google.cloud import bigquery
 from models.progress import shown
 from pipeline.errors import OutputError
 from pipeline.log_lines import console
-from pipeline.results.rows import SCHEMAS
-from pipeline.results.shards import BROKEN, Shard, list_shards, open_shard, undisturbed
+from pipeline.results.reader import ResultsFolder, undisturbed
+from pipeline.results.rows import FORMATS
+from pipeline.results.shards import Shard
 from pipeline.storage.cloud import GS
 from pipeline.storage.files import exists
 
@@ -47,7 +48,7 @@ class Loaded(NamedTuple):
 
 def table_schema(kind: str) -> list[bigquery.SchemaField]:
     """The columns of a table of `detections` or `dead_letters`: those of shards."""
-    return [_field(field.name, field.type) for field in SCHEMAS[kind]]
+    return [_field(field.name, field.type) for field in FORMATS[kind].schema]
 
 
 def _field(name: str, of_type: pa.DataType, mode: str = "NULLABLE") -> bigquery.SchemaField:
@@ -58,14 +59,14 @@ def _field(name: str, of_type: pa.DataType, mode: str = "NULLABLE") -> bigquery.
     return bigquery.SchemaField(name, _TYPES[str(of_type)], mode)
 
 
-def load(output: str, tables: Mapping[str, str], client: bigquery.Client, since: str = "") -> Loaded:
+def load(output: str, tables: Mapping[str, str], client: bigquery.Client, since: float = 0.0) -> Loaded:
     """Loads the rows of a results folder that are not in the tables yet.
 
     Args:
       output: The folder, local or `gs://`.
       tables: `project.dataset.table` by kind, `detections` or `dead_letters`.
       client: Of BigQuery.
-      since: Only shards whose names have this time, as `20261121T020000Z`, or a later one.
+      since: Only shards with a row that was made at this moment, in seconds since the epoch, or later.
 
     Raises:
       OutputError: A dataset is missing, or a table has another schema.
@@ -79,11 +80,13 @@ def load(output: str, tables: Mapping[str, str], client: bigquery.Client, since:
             """Loads the shards of a kind; returns the number of refused ones."""
             nonlocal rows
             refused = 0
-            shards = [shard for shard in list_shards(output, (kind,)) if shard.written_at >= since]
-            for part in shown(list(_parts(shards)), f"loading {kind}", "parts"):
-                done = _load(client, table, part)
+            results = ResultsFolder(output, (kind,))
+            for part in shown(list(_parts(results.shards)), f"loading {kind}", "parts"):
+                every = {shard: _times(times) for shard, times in results.tables(["made_at"], part)}
+                times = {shard: span for shard, span in every.items() if span[1].timestamp() >= since}
+                done = _load(client, table, times) if times else Loaded()
                 rows, refused = rows + done.rows, refused + done.refused
-            return refused
+            return refused + len(results.damaged)
 
         refused += undisturbed(read)
     return Loaded(rows, refused)
@@ -127,42 +130,58 @@ def _type(field: bigquery.SchemaField) -> str:
     return f"{field.field_type}{inner} {field.mode}"
 
 
-def _load(client: bigquery.Client, table: bigquery.Table, shards: Sequence[Shard]) -> Loaded:
+def _load(
+    client: bigquery.Client, table: bigquery.Table, times: Mapping[Shard, tuple[datetime.datetime, datetime.datetime]]
+) -> Loaded:
     """Loads some shards; of refused ones halves, down to the file that BigQuery refuses.
+
+    Args:
+      client: Of BigQuery.
+      table: Where rows go.
+      times: The shards, with the times of the oldest and newest row of each.
 
     Raises:
       FileNotFoundError: A shard is gone.
     """
+    shards = list(times)
     temporary = bigquery.Table(f"{table}_load_{uuid.uuid4().hex[:12]}", table_schema(shards[0].kind))
     temporary.expires = datetime.datetime.now(datetime.timezone.utc) + _DAY
     try:
         try:
-            times = [time for shard in shards for time in _times(shard)]
             client.create_table(temporary)
             _fill(client, temporary, table.location, shards)
-        except (exceptions.BadRequest, exceptions.NotFound, *BROKEN) as err:
-            return _halved(client, table, shards, err)
-        job = client.query(_merge(table, temporary, min(times), max(times)), location=table.location)
+        except (exceptions.BadRequest, exceptions.NotFound) as err:
+            return _halved(client, table, times, err)
+        oldest, newest = min(first for first, _ in times.values()), max(last for _, last in times.values())
+        job = client.query(_merge(table, temporary, oldest, newest), location=table.location)
         job.result()
         return Loaded(job.num_dml_affected_rows or 0)
     finally:
         client.delete_table(temporary, not_found_ok=True)
 
 
-def _halved(client: bigquery.Client, table: bigquery.Table, shards: Sequence[Shard], err: Exception) -> Loaded:
+def _halved(
+    client: bigquery.Client,
+    table: bigquery.Table,
+    times: Mapping[Shard, tuple[datetime.datetime, datetime.datetime]],
+    err: Exception,
+) -> Loaded:
+    shards = list(times)
     if missing := next((shard.path for shard in shards if not exists(shard.path)), ""):
         raise FileNotFoundError(f"{missing} is gone") from err
     if len(shards) > 1:
-        halves = [_load(client, table, half) for half in (shards[: len(shards) // 2], shards[len(shards) // 2 :])]
+        halves = [
+            _load(client, table, {shard: times[shard] for shard in half})
+            for half in (shards[: len(shards) // 2], shards[len(shards) // 2 :])
+        ]
         return Loaded(*map(sum, zip(*halves, strict=True)))
     console.warning("BigQuery refuses %s: %s", shards[0].path, " ".join(str(err).split())[:500])
     return Loaded(refused=1)
 
 
-def _times(shard: Shard) -> tuple[datetime.datetime, datetime.datetime]:
-    """The times of a shard's oldest and newest row."""
-    with open_shard(shard) as file:
-        times = pc.min_max(file.read(["made_at"])["made_at"])
+def _times(rows: pa.Table) -> tuple[datetime.datetime, datetime.datetime]:
+    """The times of the oldest and the newest row."""
+    times = pc.min_max(rows["made_at"])
     return times["min"].as_py() or _NO_ROWS, times["max"].as_py() or _NO_ROWS
 
 

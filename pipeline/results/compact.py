@@ -1,11 +1,16 @@
 """Compaction: merges small shards into large ones and drops rows that do not count; no reader loses a row, whenever it ends.
 
-1. It deletes the sources that an earlier compaction has merged and, since it died, not deleted, and the views of 0.1.0.
-2. It reads the key and the age of all rows and marks those that lost: 17 bytes of memory a row, 9 more while they are sorted.
-3. It groups small shards of similar size, so that a new row costs a few files of its own size, and larger ones of which more than
+1. It reads the key and the age of all rows, and marks those that lost to another one: 17 bytes of memory a row, 9 more while they
+   are sorted.
+2. It groups small shards of similar size, so that a new row costs a few files of its own size, and larger ones of which more than
    a fifth of the rows lost.
-4. For each group it writes the merged shard, whose metadata names its sources, so that readers skip these. Then it deletes the
-   sources, only in the generations that it read.
+3. It reads the shards whole to which rows of a group lost. One that is damaged wins nothing.
+4. It writes the rows of a group that did not lose as a merged shard, and reads that back.
+5. It deletes the sources of the group, whose rows are all in the merged shard that was read back, or lost to rows of shards that
+   were read whole; only in the generations that it read.
+
+Nothing but the rows says what a merged shard replaces. So one that somebody else put there, or that lost rows, hides nothing; and
+where a compaction died before it deleted its sources, their rows lose to the equal ones of the merged shard the next time.
 
 Of one key the newest row stays, a detection before any dead letter; of equal ones that in the shard of the highest level, then of
 the last name. A merged shard has a higher level than its sources, so a row that stays only ever rises in one order that all
@@ -14,31 +19,34 @@ compactions share. So two at once, of which one was paused for a day, never each
 
 from __future__ import annotations
 
-import contextlib
-import json
+import math
 import posixpath
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from models.progress import shown
-from pipeline.results.completion import row_keys
-from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, kind_of_rows
+from pipeline.errors import OutputError, UnreadableError
+from pipeline.results.completion import contains
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.lock import locked
-from pipeline.results.newest import lost_rows
-from pipeline.results.rows import SCHEMAS, uri_of
+from pipeline.results.reader import KINDS, ResultsFolder
+from pipeline.results.row_rule import COLUMNS, RULE, Ranked, superseded
 from pipeline.results.run import remove_abandoned
-from pipeline.results.shards import COMPACTED, SOURCES, Shard, list_shards, read_columns, write_shard
-from pipeline.storage.files import delete_generations, folders_of, generations_of, is_own_file, sync
+from pipeline.results.shards import COMPACTED, Shard, shard_of_name, write_shard
+from pipeline.storage.files import delete_files, delete_generations, folders_of, sync
 from pipeline.storage.listing import files_of
+from pipeline.storage.stores import look_up
 
-_ROWS, _BYTES, _FILES = 100_000, 16 << 20, 500  # of a group of sources at most; each reader reads their names
+_ROWS, _BYTES, _FILES = 100_000, 16 << 20, 500  # of a group of sources at most
+_RAW_BYTES = 64 << 20  # of rows in memory, after which a merged shard is written
+_MOST_RAW_BYTES = 256 << 20  # of a source's rows; a larger one stays as it is
 _SMALL_BYTES = 64 << 10  # below it the number of files costs more than their bytes
 _SHARE = 0.2  # of lost rows
 _LEVEL = b"level"  # metadata of a merged shard: a character for each merge behind it
+_RULE = b"rule"  # metadata of a merged shard: the version of the rule by which rows were dropped
 
 
 class Compacted(NamedTuple):
@@ -58,13 +66,11 @@ class Compacted(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A shard, its level, and of each row the key, the age, the image (only with `keep_latest`), and whether it lost."""
+    """A shard, its level, the ranks of its rows, and of each row whether it lost."""
 
     shard: Shard
     level: bytes
-    keys: np.ndarray
-    made_at: np.ndarray
-    images: np.ndarray
+    ranked: Ranked
     lost: np.ndarray
 
     @property
@@ -76,91 +82,102 @@ class _Part(NamedTuple):
         return self.shard.size_bytes * self.kept // max(1, len(self.lost))
 
 
-def compact(output: str, until: str = "", *, keep_latest: bool = False, wait_s: float = 0.0) -> Compacted:
+def compact(output: str, until: float = 0.0, *, keep_latest: bool = False, wait_s: float = 0.0) -> Compacted:
     """Merges the shards of a results folder.
 
     Args:
       output: The folder, local or `gs://`, which is there.
-      until: Only shards written before this time, such as `20261121T000000Z`; empty: all.
-      keep_latest: Of an image and a model only the newest detection stays, whatever its generation, version and settings.
+      until: Only shards all of whose rows were made before this moment, in seconds since the epoch; 0: all.
+      keep_latest: Of an image and a model only the current row, or the newest detection, stays of all detections, whatever its
+        generation, version and settings.
       wait_s: The longest wait for another compaction.
 
     Raises:
       BusyError: Another compaction works there.
+      OutputError: A newer release has merged shards there.
+      UnreadableError: A shard cannot be read now, or what was written is not read back.
     """
     with locked(output, COMPACTED, wait_s=wait_s, what="compact"):
         remove_abandoned(output)
-        shards = [shard for shard in _finish(output) if not until or shard.written_at < until]
-        read = (_part(shard, keep_latest and shard.kind == DETECTIONS) for shard in shown(shards, "reading keys", "files"))
-        parts = sorted(filter(None, read), key=lambda part: (part.level, posixpath.basename(part.shard.path)))
-        _mark_lost(parts, [part.keys for part in parts])
-        _mark_answered(parts)
-        detected = [part for part in parts if len(part.images)]
-        _mark_lost(detected, [part.images for part in detected])
-        share = 0.0 if keep_latest else _SHARE
-        groups = [group for kind in SCHEMAS for group in _groups([part for part in parts if part.shard.kind == kind], share)]
-        done = [_merge(output, group, share) for group in shown(groups, "merging", "groups of files")]
+        _remove_views(output)
+        results = ResultsFolder(output)
+        share, before_us = 0.0 if keep_latest else _SHARE, until * 1e6 if until else math.inf
+        parts = [part for part in _parts(results, keep_latest) if part.ranked.made_at.max(initial=0) < before_us]
+        groups = _decided(results, parts, keep_latest, share)
+        done = [_merge(results, group, share) for group in shown(groups, "merging", "groups of files")]
         return Compacted(*map(sum, zip(Compacted(), *done, strict=True)))
 
 
-def _finish(output: str) -> list[Shard]:
-    """Deletes what earlier compactions and killed runs have left; returns the shards that readers see."""
-    found = {file.path: file.generation for kind in SCHEMAS for file in files_of(f"{output}/{kind}") if is_own_file(file.path)}
-    shards = list_shards(output)  # after `found`, so that a shard that is only there is a source of a merged one, or gone
-    seen = {shard.path for shard in shards}
-    left = {path: generation for path, generation in found.items() if kind_of_rows(path) and path not in seen}
-    sync(folders_of(left))  # whoever died may not have done so after renaming the merged shard
-    _delete(left)
-    return shards
+def _remove_views(output: str) -> None:
+    """Removes the JSON Lines beside shards, which earlier releases wrote for people."""
+    files = (file.path for kind in KINDS for file in files_of(f"{output}/{kind}", "*.jsonl"))
+    delete_files(path for path in files if shard_of_name(f"{path.removesuffix('.jsonl')}.parquet"))
 
 
-def _delete(generations: Mapping[str, str]) -> None:
-    delete_generations(generations)
-    sync(folders_of(generations))
+def _parts(results: ResultsFolder, keep_latest: bool) -> list[_Part]:
+    """The shards in the order in which the last of equal rows counts; the images of rows are read where they are needed."""
+    letters = [*_read(results, DEAD_LETTERS, COLUMNS)]
+    by_image = keep_latest or not all(part.ranked.chooses.all() for part in letters)
+    detections = [*_read(results, DETECTIONS, COLUMNS if by_image else COLUMNS[:2])]
+    if not by_image:
+        letters = [part._replace(ranked=Ranked.by_key(*part.ranked[1:3], False)) for part in letters]
+    return sorted([*letters, *detections], key=lambda part: (part.level, posixpath.basename(part.shard.path)))
 
 
-def _part(shard: Shard, with_images: bool) -> _Part | None:
-    table = _read(shard, ["key", "made_at", *(["uri", "uri_bytes", "model"] if with_images else [])])
-    if table is None:
-        return None
-    images = row_keys((uri_of(row), "", row["model"], "", "") for row in (table.to_pylist() if with_images else ()))
-    keys, made_at = table["key"].to_numpy(), table["made_at"].cast(pa.int64()).to_numpy()
-    level = (table.schema.metadata or {}).get(_LEVEL, b"")
-    return _Part(shard, level, keys, made_at, images, np.zeros(len(table), bool))
+def _read(results: ResultsFolder, kind: str, columns: Sequence[str]) -> Iterator[_Part]:
+    shards = shown([shard for shard in results.shards if shard.kind == kind], "reading keys", "files")
+    for shard, table in results.tables(columns, shards, begin_anew=False):
+        metadata = table.schema.metadata or {}
+        if int(metadata.get(_RULE, b"0")) > RULE:
+            raise OutputError(
+                f"output {results.output}: a newer release has compacted it by another rule; compact it with that one"
+            )
+        made_at = table["made_at"].cast(pa.int64()).to_numpy()
+        of_table = Ranked.of(table, kind == DETECTIONS) if len(columns) > 2 else None
+        ranked = of_table or Ranked.by_key(table["key"].to_numpy(), made_at, kind == DETECTIONS)
+        yield _Part(shard, metadata.get(_LEVEL, b""), ranked, np.zeros(len(table), bool))
 
 
-def _read(shard: Shard, columns: Sequence[str] | None = None) -> pa.Table | None:
-    """Columns of a shard; None if it is damaged, which compaction leaves alone, or gone."""
-    with contextlib.suppress(FileNotFoundError):
-        return read_columns(shard, columns)
-    return None
+def _decided(results: ResultsFolder, parts: Sequence[_Part], keep_latest: bool, share: float) -> list[list[_Part]]:
+    """The groups to merge, in which no row lost to one of a damaged shard: those shards are read whole to which rows lost."""
+    whole: set[str] = set()
+    while True:
+        _mark_lost(parts, keep_latest)
+        groups = [group for kind in KINDS for group in _groups([part for part in parts if part.shard.kind == kind], share)]
+        lost = np.unique(np.concatenate([np.zeros(0, np.uint64), *(p.ranked.groups[p.lost] for group in groups for p in group)]))
+        winners = [
+            part.shard
+            for part in parts
+            if part.shard.path not in whole and len(lost) and contains(lost, part.ranked.groups[~part.lost]).any()
+        ]
+        read = {shard.path for shard, _ in results.read(_read_whole, winners, begin_anew=False)}
+        whole |= read
+        if len(read) == len(winners):
+            return groups
+        not_read = {shard.path for shard in winners} - read
+        parts = [part for part in parts if part.shard.path not in not_read]
 
 
-def _mark_lost(parts: Sequence[_Part], numbers: Sequence[np.ndarray]) -> None:
-    """Marks all rows with the same number but the one that counts; of equal ones, the last in the order of `parts`."""
-    lost = lost_rows(numbers, [part.made_at for part in parts], [part.shard.kind == DETECTIONS for part in parts])
-    for part, mask in zip(parts, lost, strict=True):
-        np.logical_or(part.lost, mask, out=part.lost)
-
-
-def _mark_answered(parts: Sequence[_Part]) -> None:
-    """Marks dead letters without a generation whose image has a detection of their version that is not older."""
-    columns = ["uri", "model", "version"]
-    letters = []
-    for number, part in enumerate(parts):
-        if part.shard.kind == DEAD_LETTERS and (table := _read(part.shard, [*columns, "generation", "made_at"])):
-            table = table.append_column("part", [np.full(len(table), number)]).append_column("row", [np.arange(len(table))])
-            letters.append(table.filter(pc.and_(pc.equal(table["generation"], ""), pc.not_equal(table["uri"], ""))))
-    uris = pa.concat_tables(letters)["uri"].unique() if letters else []
-    detected = (_read(part.shard, [*columns, "made_at"]) for part in parts if part.shard.kind == DETECTIONS and len(uris))
-    found = [table.filter(pc.is_in(table["uri"], uris)) for table in detected if table]
-    if not found:
+def _mark_lost(parts: Sequence[_Part], keep_latest: bool) -> None:
+    """Marks the rows that another row of their key beats, and dead letters without a generation of images detected since."""
+    ranked = [part.ranked for part in parts]
+    for part, mask in zip(parts, superseded([Ranked.by_key(*each[1:3], each.detected) for each in ranked]), strict=True):
+        part.lost[:] = mask
+    detected = [part for part in parts if part.ranked.detected]
+    if keep_latest:
+        current = dict(zip((part.shard for part in parts), superseded(ranked), strict=True))
+        for part, mask in zip(detected, superseded([part.ranked for part in detected]), strict=True):
+            part.lost[:] |= mask & current[part.shard]
+    loose = [part for part in parts if not part.ranked.chooses.all()]
+    if not (loose and detected):
         return
-    newest = pa.concat_tables(found).group_by(columns).aggregate([("made_at", "max")])
-    both = pa.concat_tables(letters).join(newest, columns, join_type="inner")
-    answered = both.filter(pc.greater_equal(both["made_at_max"], both["made_at"]))
-    for number, row in zip(answered["part"].to_pylist(), answered["row"].to_pylist(), strict=True):
-        parts[number].lost[row] = True
+    groups, made_at = (np.concatenate([part.ranked[column] for part in detected]) for column in (0, 2))
+    order = np.lexsort((made_at, groups))
+    groups, made_at = groups[order], made_at[order]
+    for part in loose:
+        newest = np.searchsorted(groups, part.ranked.groups, "right") - 1  # -1: the last one, of another group
+        is_answered = (groups[newest] == part.ranked.groups) & (made_at[newest] >= part.ranked.made_at)
+        part.lost[:] |= is_answered & ~part.ranked.chooses
 
 
 def _groups(parts: Sequence[_Part], share: float) -> list[list[_Part]]:
@@ -187,23 +204,64 @@ def _is_worth(group: Sequence[_Part], share: float) -> bool:
     return len(group) > 1 or lost > share * rows or (lost > 0 and group[0].shard.size_bytes < _SMALL_BYTES)
 
 
-def _merge(output: str, group: Sequence[_Part], share: float) -> Compacted:
-    """Writes a merged shard and deletes its sources; one that is damaged, or no longer what was decided on, stays."""
-    tables = [_kept_rows(part) for part in group]
-    group = [part for part, table in zip(group, tables, strict=True) if table is not None]
-    found = generations_of(part.shard.path for part in group)
-    # some have gone if this compaction was paused for long, and another one has merged them
-    if not (_is_worth(group, share) and all(found.get(part.shard.path) == part.shard.generation for part in group)):
+def _merge(results: ResultsFolder, group: Sequence[_Part], share: float) -> Compacted:
+    """Writes merged shards and deletes their sources; one that is damaged, gone, or too large to merge, stays."""
+    metadata = {_LEVEL: max(part.level for part in group) + b"+", _RULE: str(RULE).encode()}
+    taken, held, files = list[_Part](), list[pa.Table](), 0
+    for part in group:
+        table = _kept_rows(results, part)
+        if table is None:
+            continue
+        if held and sum(each.nbytes for each in (*held, table)) > _RAW_BYTES:
+            files += _write(results, group[0].shard.kind, held, metadata)
+            held = []
+        taken.append(part)
+        held.append(table)
+    if not (files or _is_worth(taken, share)):
         return Compacted()
-    kind, sources = group[0].shard.kind, json.dumps(sorted(posixpath.basename(part.shard.path) for part in group))
-    metadata = {SOURCES: sources, _LEVEL: max(part.level for part in group) + b"+"}
-    merged = pa.concat_tables(table for table in tables if table is not None).sort_by("uri").replace_schema_metadata(metadata)
-    if len(merged):
-        write_shard(output, kind, merged, COMPACTED)
-    _delete(found)
-    return Compacted(len(group), int(len(merged) > 0), len(merged), sum(len(part.lost) for part in group) - len(merged))
+    files += _write(results, group[0].shard.kind, held, metadata)
+    delete_generations({part.shard.path: part.shard.generation for part in taken})
+    sync(folders_of(part.shard.path for part in taken))
+    kept, rows = sum(part.kept for part in taken), sum(len(part.lost) for part in taken)
+    return Compacted(len(taken), files, kept, rows - kept)
 
 
-def _kept_rows(part: _Part) -> pa.Table | None:
-    table = _read(part.shard)
-    return table.filter(~part.lost) if table is not None and np.array_equal(table["key"], part.keys) else None
+def _kept_rows(results: ResultsFolder, part: _Part) -> pa.Table | None:
+    """The rows of a source that did not lose, which is read whole; None if it is gone, damaged, or too large to merge."""
+    kept, at, size_bytes = [], 0, 0
+    for _, batch in results.batches([part.shard], begin_anew=False):
+        chosen = batch.filter(pa.array(~part.lost[at : at + len(batch)]))
+        at, size_bytes = at + len(batch), size_bytes + chosen.nbytes
+        if size_bytes > _MOST_RAW_BYTES:
+            return None
+        kept.append(chosen)
+    is_whole = at == len(part.lost) and part.shard.path not in results.damaged
+    return pa.Table.from_batches(kept) if is_whole and kept else None
+
+
+def _write(results: ResultsFolder, kind: str, tables: Sequence[pa.Table], metadata: dict[bytes, bytes]) -> int:
+    """Writes a merged shard, and reads it back; returns how many there are.
+
+    Raises:
+      UnreadableError: It is not what was written.
+    """
+    merged = pa.concat_tables(tables).sort_by("uri").replace_schema_metadata(metadata)
+    if not len(merged):
+        return 0
+    path = write_shard(results.output, kind, merged, COMPACTED)
+    written = look_up(path)
+    shard = shard_of_name(*written) if written else None
+    read = [rows for _, rows in results.read(_read_whole, [shard], begin_anew=False)] if shard else []
+    wanted = (merged["key"].to_numpy(), merged["made_at"].cast(pa.int64()).to_numpy())
+    if not (read and all(map(np.array_equal, read[0], wanted))):
+        raise UnreadableError(f"{path} was written and is not read back as it was; nothing was deleted: check the disk")
+    return 1
+
+
+def _read_whole(shard: Shard, source: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The keys and times of a shard, of which every page is read."""
+    keys, made_at = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
+    for batch in ResultsFolder.batches_of(shard, source):
+        keys.append(batch["key"].to_numpy())
+        made_at.append(batch["made_at"].cast(pa.int64()).to_numpy())
+    return np.concatenate(keys), np.concatenate(made_at)

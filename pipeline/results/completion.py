@@ -76,5 +76,16 @@ def row_keys(rows: Iterable[tuple[str, str, str, str, str]]) -> np.ndarray:
     return np.frombuffer(digests, ">u8").astype(np.uint64) >> np.uint64(1)  # fits into the signed integers of BigQuery
 
 
+def contains(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Which of some keys are among sorted keys, `(N,) bool`.
+
+    >>> contains(np.array([3, 7], np.uint64), np.array([7, 8, 2], np.uint64)).tolist()
+    [True, False, False]
+    """
+    if not len(keys):
+        return np.zeros(len(wanted), bool)
+    return np.asarray(np.take(keys, np.searchsorted(keys, wanted), mode="clip") == wanted)
+
+
 def _hash(settings: Mapping[str, Any]) -> str:
     return hashlib.blake2b(row_bytes(sorted(settings.items())), digest_size=4).hexdigest()

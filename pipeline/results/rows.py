@@ -1,4 +1,7 @@
-"""Rows of shards: their columns, built from arrays, and as the JSON rows of exports."""
+"""What a row is: the columns of shards, built from arrays, read from shards of any release, and as JSON rows.
+
+A column that a release adds has a default, so that rows of earlier releases are read as if they had it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,29 +22,115 @@ from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 
 _BOX = pa.list_(pa.float32(), 4)
 _DETECTION = pa.struct([("box_xyxy", _BOX), ("class_id", pa.int32()), ("class_name", pa.string()), ("confidence", pa.float32())])
-_COMMON = [
-    ("key", pa.uint64()),
-    ("uri", pa.string()),
-    ("uri_bytes", pa.binary()),  # of a name that is no Unicode, whose bytes stand escaped in `uri`; null for all others
-    ("generation", pa.string()),
-    ("model", pa.string()),
-    ("version", pa.string()),
-    ("settings", pa.string()),
-    ("run", pa.string()),
-    ("made_at", pa.timestamp("us", "UTC")),
-]
-SCHEMAS = {
-    DETECTIONS: pa.schema(
-        [*_COMMON, ("width", pa.int32()), ("height", pa.int32()), ("detections", pa.list_(_DETECTION)), ("extra", pa.string())]
-    ),
-    DEAD_LETTERS: pa.schema(
-        [
-            *_COMMON,
-            *((name, pa.string()) for name in ("stage", "reason", "message", "record")),
-            ("model_was_called", pa.bool_()),
-            ("payload", pa.binary()),
-            ("extra", pa.string()),
+_NEEDED = object()  # a row without this value is no row of this program
+
+
+class Column(NamedTuple):
+    """A column of rows.
+
+    Attributes:
+      name: Its name.
+      type: Its type in shards that this release writes.
+      default: What stands for it where a shard has no such column, or no value in it; a shard that lacks a needed one is damaged.
+      since: The release that added it.
+    """
+
+    name: str
+    type: pa.DataType
+    default: Any = _NEEDED
+    since: str = "0.1.0"
+
+
+class RowFormat(NamedTuple):
+    """The columns of a kind of rows: what shards of this release have, and how those of others are read."""
+
+    columns: tuple[Column, ...]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of shards that this release writes."""
+        return pa.schema([(column.name, column.type) for column in self.columns])
+
+    def conform(self, rows: pa.RecordBatch, names: Sequence[str] | None = None) -> pa.RecordBatch:
+        """Rows that any release wrote, or another program wrote anew, with the columns of this release.
+
+        Args:
+          rows: Rows with any columns; unknown ones are left out.
+          names: Only these columns; None: all.
+
+        Raises:
+          ValueError: A needed value is missing, or a column has values of another kind.
+        """
+        wanted = [column for column in self.columns if names is None or column.name in names]
+        arrays = [
+            _conformed(rows.column(column.name), column) if column.name in rows.schema.names else _defaults(column, rows.num_rows)
+            for column in wanted
         ]
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([(column.name, column.type) for column in wanted]))
+
+
+def _conformed(values: pa.Array, column: Column) -> pa.Array:
+    if values.type != column.type:
+        values = values.cast(column.type)
+    if values.null_count and column.default is not None:
+        if column.default is _NEEDED:
+            raise ValueError(f"expected a value of {column.name} in each row")
+        values = values.fill_null(column.default)
+    if pa.types.is_list(column.type):
+        _check_whole(values.flatten(), column.name)
+    return values
+
+
+def _check_whole(values: pa.Array, name: str) -> None:
+    """Makes sure that nothing within a list is null."""
+    if values.null_count:
+        raise ValueError(f"expected a value in each field of {name}")
+    if pa.types.is_struct(values.type):
+        for part in values.flatten():
+            _check_whole(part, name)
+    elif pa.types.is_fixed_size_list(values.type):
+        _check_whole(values.flatten(), name)
+
+
+def _defaults(column: Column, rows: int) -> pa.Array:
+    if column.default is _NEEDED:
+        raise ValueError(f"expected a column {column.name}")
+    return pa.nulls(rows, column.type) if column.default is None else pa.repeat(pa.scalar(column.default, column.type), rows)
+
+
+_COMMON = (
+    Column("key", pa.uint64()),
+    Column("uri", pa.string()),
+    Column(
+        "uri_bytes", pa.binary(), None
+    ),  # of a name that is no Unicode, whose bytes stand escaped in `uri`; null for all others
+    Column("generation", pa.string(), ""),
+    Column("model", pa.string(), ""),
+    Column("version", pa.string(), ""),
+    Column("settings", pa.string(), ""),
+    Column("run", pa.string(), ""),
+    Column("made_at", pa.timestamp("us", "UTC")),
+)
+_EXTRA = Column("extra", pa.string(), None)
+FORMATS = {
+    DETECTIONS: RowFormat(
+        (
+            *_COMMON,
+            Column("width", pa.int32(), 0),
+            Column("height", pa.int32(), 0),
+            Column("detections", pa.list_(_DETECTION)),
+            _EXTRA,
+        )
+    ),
+    DEAD_LETTERS: RowFormat(
+        (
+            *_COMMON,
+            *(Column(name, pa.string(), "") for name in ("stage", "reason", "message")),
+            Column("record", pa.string(), None),
+            Column("model_was_called", pa.bool_(), False),
+            Column("payload", pa.binary(), None),
+            _EXTRA,
+        )
     ),
 }
 
@@ -128,10 +217,11 @@ def _table(
         **columns,
     }
     columns["uri_bytes"] = [name_bytes(uri) if parquet_text(uri) != uri else None for uri in columns["uri"]]
-    for field in SCHEMAS[kind]:
+    schema = FORMATS[kind].schema
+    for field in schema:
         if field.type == pa.string():
             columns[field.name] = [text and parquet_text(text) for text in columns[field.name]]
-    return pa.Table.from_pydict(columns, schema=SCHEMAS[kind])
+    return pa.Table.from_pydict(columns, schema=schema)
 
 
 def json_rows(batch: pa.RecordBatch, kind: str) -> Iterator[dict[str, Any]]:
@@ -165,6 +255,15 @@ def _dead_letter_row(row: dict[str, Any]) -> dict[str, Any]:
     ref = ImageRef(uri_of(row), row["generation"], extra=row["extra"] or "", record=row["record"] or "")
     model = (row["model"], row["version"]) if row["model_was_called"] else ("", "")
     return dead_letter_row(DeadLetter(ref, row["stage"], row["reason"], row["message"], row["payload"] or b"", *model))
+
+
+def exact_uris(rows: pa.Table | pa.RecordBatch) -> list[str]:
+    """The URIs of rows, with the bytes of names that are no Unicode."""
+    uris: list[str] = rows["uri"].to_pylist()
+    if (exact := rows["uri_bytes"]).null_count < len(uris):
+        named = zip(uris, exact.to_pylist(), strict=True)
+        uris = [uri_of({"uri": uri, "uri_bytes": name}) for uri, name in named]
+    return uris
 
 
 def uri_of(row: dict[str, Any]) -> str:

@@ -15,10 +15,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from pipeline.config.setting import EXPORT_FORMATS
+from pipeline.errors import InputError
+from pipeline.results.current import current_rows
 from pipeline.results.layout import EXPORTS, check_output
-from pipeline.results.newest import ALL, Wanted, newest_rows
+from pipeline.results.reader import undisturbed
 from pipeline.results.run import Run
-from pipeline.results.shards import undisturbed
+from pipeline.results.wanted import ALL, Wanted
 from pipeline.storage.files import create, move_files
 
 
@@ -41,7 +43,14 @@ class Exported(NamedTuple):
 
 
 def export(
-    output: str, formats: Sequence[str], wanted: Wanted = ALL, to: str = "", *, sort: bool = False, ground_truth: str = ""
+    output: str,
+    formats: Sequence[str],
+    wanted: Wanted = ALL,
+    to: str = "",
+    *,
+    sort: bool = False,
+    ground_truth: str = "",
+    allow_empty: bool = True,
 ) -> Exported:
     """Writes the rows that count in several formats.
 
@@ -52,9 +61,11 @@ def export(
       to: The folder of the files; empty: `exports/` in the results folder.
       sort: Whether rows are sorted by URI.
       ground_truth: COCO annotations with the ids that `coco` uses; empty: its own ids.
+      allow_empty: Whether an export may hold no row.
 
     Raises:
-      InputError: The ground truth has no COCO annotations.
+      InputError: The ground truth has no COCO annotations, or there is no such row.
+      UnreadableError: Rows cannot be read now, or some are damaged; an earlier export stays as it is.
       OutputError: The folder cannot be written.
     """
     staging, to = Run(to or output, f"export-{uuid.uuid4().hex[:12]}"), to or f"{output}/{EXPORTS}"
@@ -63,8 +74,10 @@ def export(
     with staging.opened():
         for name in dict.fromkeys(formats):
             more = {"ground_truth": ground_truth} if name == "coco" else {}
-            read = partial(newest_rows, output, wanted, sort=sort)
+            read = partial(current_rows, output, wanted, sort=sort)
             rows, notes = undisturbed(partial(_write, FORMATS[name], read, staging.folder, **more))
+            if not (rows or allow_empty):
+                raise InputError(f"{output} holds no row of detections{wanted.flags()}")
             done = Exported([*done.files, *FORMATS[name].files], rows, [*done.notes, *notes])
         move_files({f"{staging.folder}/{name}": f"{to}/{name}" for name in done.files})
     return done._replace(files=[f"{to}/{name}" for name in done.files])

@@ -27,8 +27,9 @@ from pipeline.config import BUNDLED, DetectConfig, ModelConfig
 from pipeline.records import DetectedImage, Detections, ImageRef, detection_row, row_bytes
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DETECTIONS
+from pipeline.results.reader import done_keys, list_shards
 from pipeline.results.rows import detections_table
-from pipeline.results.shards import done_keys, list_shards, parquet_bytes, publish_shard, stage_shard
+from pipeline.results.shards import parquet_bytes, publish_shard, stage_shard
 from pipeline.stream.outgoing import detection_message
 from tests.conftest import REPO
 from tests.emulators import new_bucket

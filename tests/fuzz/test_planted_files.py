@@ -18,8 +18,9 @@ from pipeline.read.dead_letter_replay import DeadLetterReplay
 from pipeline.results.compact import COMPACTED, compact
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, check_output, check_reports
 from pipeline.results.lock import locked
+from pipeline.results.reader import done_keys
 from pipeline.results.run import Run, remove_abandoned
-from pipeline.results.shards import SOURCES, done_keys, parquet_bytes
+from pipeline.results.shards import parquet_bytes
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.summary import RunFacts
 from pipeline.stats.worker_reports import WorkerReports
@@ -69,7 +70,7 @@ def shards(draw):
     chosen = draw(st.sets(st.sampled_from([*columns]))) | draw(st.sampled_from([set(), {*columns}]))
     table = pa.table({name: [draw(columns[name])] for name in columns if name in chosen} or {"a": [1]})
     said = json.dumps(draw(values | st.lists(names, max_size=2))).encode()
-    return parquet_bytes(table.replace_schema_metadata({SOURCES: said}) if draw(st.booleans()) else table)
+    return parquet_bytes(table.replace_schema_metadata({b"sources": said, b"level": said}) if draw(st.booleans()) else table)
 
 
 contents = st.one_of(

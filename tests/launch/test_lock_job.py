@@ -10,7 +10,7 @@ from pipeline import run
 from pipeline.errors import BUSY
 from pipeline.launch import batch
 from pipeline.results.lock import locked
-from pipeline.results.shards import list_shards
+from pipeline.results.reader import list_shards
 from tests.forked_jobs import ForkedJob
 from tests.launch.jobs import paused_with_lock, rows_by_name, rows_of, write_images
 from tests.processes import wait_until

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.results.shards import list_shards
+from pipeline.results.reader import list_shards
 from tests.conftest import write_bright_image
 from tests.forked_jobs import KILLED, Moment, run_forked
 from tests.shard_rows import rows_in

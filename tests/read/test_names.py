@@ -138,7 +138,7 @@ def test_any_name_on_a_disk_is_listed_and_kept_in_rows(tmp_path_factory, names):
     uris = sorted(ref.uri for ref in list_images([folder]))
     assert sorted(map(posixpath.basename, uris)) == sorted(names)
     if uris:
-        from pipeline.results.newest import read_rows
+        from pipeline.results.current import read_rows
 
         write_rows(f"{folder}/out", [detected(uri) for uri in uris])
         assert sorted(row.uri for row in read_rows(f"{folder}/out")) == uris

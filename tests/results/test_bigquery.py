@@ -15,8 +15,9 @@ from pipeline.records import DeadLetter, ImageRef
 from pipeline.results import bigquery_loader
 from pipeline.results.compact import compact
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
-from pipeline.results.rows import SCHEMAS
-from pipeline.results.shards import list_shards, write_shard
+from pipeline.results.reader import list_shards
+from pipeline.results.rows import FORMATS, Column, RowFormat
+from pipeline.results.shards import write_shard
 from tests.bigquery_server import BigQueryServer
 from tests.emulators import answering
 from tests.memory import less_memory_than
@@ -59,7 +60,7 @@ def test_tables_have_the_columns_of_shards_by_day_and_model(server, output, caps
     assert sorted(server.tables) == ["d.t", "d.t_dead_letters"], "the temporary tables are dropped"
     for kind, table in zip((DETECTIONS, DEAD_LETTERS), server.tables.values(), strict=True):
         assert (table["timePartitioning"]["field"], table["clustering"]["fields"]) == ("made_at", ["model"])
-        assert [column["name"] for column in table["schema"]["fields"]] == SCHEMAS[kind].names
+        assert [column["name"] for column in table["schema"]["fields"]] == FORMATS[kind].schema.names
     assert {path: path.stat().st_mtime_ns for path in Path(output).rglob("*")} == before, "a load keeps no log"
 
 
@@ -136,7 +137,7 @@ def test_a_file_that_bigquery_refuses_costs_no_other_file(server, output, capsys
     printed = capsys.readouterr()
     assert printed.out == "6 rows loaded; 2 files refused\n"
     assert f"warning: BigQuery refuses {kept}: " in printed.err and "No such field: colour" in printed.err
-    assert f"warning: BigQuery refuses {damaged}: " in printed.err and len(printed.err.splitlines()) == 2
+    assert f"warning: {damaged} cannot be read and is ignored: " in printed.err and len(printed.err.splitlines()) == 2
     assert uris(server) == [*"abcd"]
     assert sorted(server.tables) == ["d.t", "d.t_dead_letters"]
 
@@ -172,10 +173,15 @@ def test_a_release_with_one_more_column_adds_it_to_the_table(server, output, mon
     load(output)
     columns = server.tables["d.t"]["schema"]["fields"]
     columns.append({"name": "label", "type": "STRING", "mode": "NULLABLE"})
-    schema = SCHEMAS[DETECTIONS].append(pa.field("colour", pa.string()))
-    monkeypatch.setitem(SCHEMAS, DETECTIONS, schema)
+    columns = (*FORMATS[DETECTIONS].columns, Column("colour", pa.string(), None, "9.9.0"))
+    monkeypatch.setitem(FORMATS, DETECTIONS, RowFormat(columns))
     (row, _) = pq.read_table(list_shards(output, (DETECTIONS,))[0].path).to_pylist()
-    write_shard(output, DETECTIONS, pa.Table.from_pylist([{**row, "uri": "c", "key": 7, "colour": "red"}], schema), "0a1b")
+    write_shard(
+        output,
+        DETECTIONS,
+        pa.Table.from_pylist([{**row, "uri": "c", "key": 7, "colour": "red"}], FORMATS[DETECTIONS].schema),
+        "0a1b",
+    )
     assert load(output) == 0
     assert {row["uri"]: row.get("colour") for row in server.rows["d.t"]} == {"a": None, "b": None, "c": "red"}
     assert [column["name"] for column in server.tables["d.t"]["schema"]["fields"]][-2:] == ["label", "colour"]

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.errors import OutputError
 from pipeline.results.layout import check_output, is_result_name, is_sample_name, sample_name
-from pipeline.results.shards import list_shards
+from pipeline.results.reader import list_shards
 
 SHARD = "20261121T020000Z-3f2a9c01b2d4-" + "0123456789abcdef" * 2
 OWN = [

@@ -19,8 +19,8 @@ from pipeline.records import DetectedImage, Detections, ImageRef
 from pipeline.results.compact import compact
 from pipeline.results.layout import DETECTIONS, check_output, check_reports
 from pipeline.results.lock import locked
+from pipeline.results.reader import list_shards
 from pipeline.results.run import Run, remove_abandoned
-from pipeline.results.shards import list_shards
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.summary import RunFacts
 from pipeline.stats.worker_reports import WorkerReports

@@ -7,8 +7,8 @@ import stat
 
 import pytest
 
+from pipeline.results.reader import ResultsFolder
 from pipeline.results.rows import json_rows
-from pipeline.results.shards import list_shards, open_shard
 from pipeline.storage.files import move_files, sync, write_file
 from tests.conftest import write_bright_image
 from tests.recorded_disk import folders_left, recorded
@@ -30,10 +30,10 @@ def test_a_batch_job_adds_whole_shards_and_loses_no_earlier_row(tmp_path, bright
     code, cuts = recorded(disk, "pipeline.run", *arguments, "--again", "--samples", 1)
     assert code == 0
     for cut, folder, what in folders_left(cuts, tmp_path):
-        rows = []
-        for shard in list_shards(f"{folder}/out"):
-            with open_shard(shard) as file:  # raises where it is damaged
-                rows += (row for batch in file.iter_batches() for row in json_rows(batch, shard.kind))
+        rows, results = [], ResultsFolder(f"{folder}/out")
+        for shard, batch in results.batches():
+            rows += json_rows(batch, shard.kind)
+        assert not results.damaged, what
         assert all(rows.count(row) >= 1 for row in earlier), what
         assert len(rows) == 2 * IMAGES or cut is not cuts[-1], what
 

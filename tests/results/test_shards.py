@@ -14,17 +14,10 @@ from pipeline.errors import OutputError
 from pipeline.log_lines import log_lines
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, dead_letter_row, detection_row, row_bytes
 from pipeline.results.completion import row_keys
+from pipeline.results.current import current_rows
+from pipeline.results.reader import ResultsFolder, done_keys, list_shards
 from pipeline.results.rows import dead_letters_table, detections_table
-from pipeline.results.shards import (
-    COMPACTED,
-    SOURCES,
-    done_keys,
-    list_shards,
-    publish_shard,
-    read_batches,
-    stage_shard,
-    write_shard,
-)
+from pipeline.results.shards import publish_shard, stage_shard, write_shard
 from pipeline.storage.files import read_file, write_file
 from tests.shard_rows import VERSION, detected, failed, rows_in, write_rows
 
@@ -53,8 +46,7 @@ def test_rows_are_read_back_as_they_were_whatever_they_are_called(output):
     write_shard(output, "dead_letters", dead_letters_table(letters, VERSION, "run", 1.5), "run")
     assert rows_in(output) == sorted(map(detection_row, images), key=row_bytes)
     assert rows_in(output, "dead_letters") == sorted(map(dead_letter_row, letters), key=row_bytes)
-    (shard,) = list_shards(output, ("detections",))
-    (batch,) = read_batches(shard, ["key", "uri", "generation", "made_at"])
+    ((_, batch),) = ResultsFolder(output, ("detections",)).batches(columns=["key", "uri", "generation", "made_at"])
     assert batch["key"].to_pylist() == row_keys((each.ref.uri, "17", *VERSION[:3]) for each in images).tolist()
     assert batch["made_at"][0].as_py().timestamp() == 1.5
 
@@ -92,13 +84,14 @@ def test_on_cloud_storage_a_shard_overwrites_no_object(strict_gcs_bucket, monkey
 
 @pytest.mark.slow
 def test_a_reader_that_sees_a_merged_shard_and_its_sources_counts_each_row_once(output):
-    sources = [write_rows(output, [detected(f"{n}.jpg")])[0].rpartition("/")[2] for n in range(3)]
+    """And one that names sources, as a merged shard of 0.1.0 did, hides none of them."""
+    sources = [write_rows(output, [detected(f"{n}.jpg")], made_at=1.0)[0].rpartition("/")[2] for n in range(3)]
     before = rows_in(output)
-    table = detections_table([detected(f"{n}.jpg") for n in range(3)], VERSION, "run", 1.0)
-    merged = table.replace_schema_metadata({SOURCES: json.dumps(sources).encode()})
-    write_shard(output, "detections", merged, COMPACTED)
-    assert rows_in(output) == before and len(list_shards(output)) == 1
-    assert sum(len(done_keys(output, VERSION, kind)) for kind in ("detections", "dead_letters")) == 3
+    table = detections_table([detected(f"{n}.jpg") for n in range(2)], VERSION, "run", 1.0)
+    merged = table.replace_schema_metadata({b"sources": json.dumps(sources).encode()})
+    write_shard(output, "detections", merged, "compact")
+    assert sorted(current_rows(output), key=row_bytes) == before and len(list_shards(output)) == 4
+    assert len(np.unique(done_keys(output, VERSION, "detections"))) == 3
 
 
 @log_lines()

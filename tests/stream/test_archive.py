@@ -14,7 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from pipeline.results.layout import DEAD_LETTERS
-from pipeline.results.shards import list_shards
+from pipeline.results.reader import list_shards
 from pipeline.stats.process import PROCESS
 from pipeline.stream import archive as module
 from pipeline.stream.archive import ArchiveRows, RowWriter

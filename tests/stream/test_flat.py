@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from pipeline.records import DeadLetter, DetectedImage, ImageRef, Timing
-from pipeline.results.shards import list_shards
+from pipeline.results.reader import list_shards
 from pipeline.stats import metrics
 from pipeline.stats.process import PROCESS
 from pipeline.stream.answers import Answers

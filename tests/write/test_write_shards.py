@@ -7,8 +7,8 @@ import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from pipeline.config import WriteConfig
+from pipeline.results.reader import ResultsFolder, list_shards
 from pipeline.results.run import Run
-from pipeline.results.shards import list_shards, read_batches
 from pipeline.stats.job_stats import JobStats
 from pipeline.write import write_shards
 from pipeline.write.write_shards import Results, WriteShards, _WriteRows, read_stats
@@ -69,7 +69,7 @@ def test_records_become_columns_as_they_come_and_one_sorted_shard_of_each_kind(t
         assert len(step._records) < 2
     (stats,) = (windowed.value for windowed in step.finish_bundle())
     assert (stats.detected, stats.failed) == (4, 2)
-    batches = [batch["uri"].to_pylist() for shard in list_shards(str(tmp_path)) for batch in read_batches(shard)]
+    batches = [batch["uri"].to_pylist() for _, batch in ResultsFolder(str(tmp_path)).batches()]
     assert sorted(batches) == [["a", "b", "c", "d"], ["y", "z"]]
 
 
