@@ -37,6 +37,7 @@ import yaml
 from models.evaluate.agreement import compare
 from models.evaluate.detection_rows import RowsError
 from pipeline.config import Config, check_model_is_named, load_config
+from pipeline.config.setting import is_own_engine
 from pipeline.detect.describe_model import onnx_file
 from pipeline.detect.detector import Detector
 from pipeline.detect.load_detector import load_detector
@@ -147,8 +148,8 @@ def candidates(stage: str, config: Config) -> list[Settings]:
 
 
 def _engines(config: Config) -> list[str]:
-    """Installed engines for this kind of model; none beside a server."""
-    if config.detect.engine in PROTOCOLS:
+    """Installed engines for this kind of model; none beside a server or an engine of the user's own."""
+    if config.detect.engine in PROTOCOLS or is_own_engine(config.detect.engine):
         return []
     is_onnx = onnx_file(locate(config.model.path, config.model.model_version)[0])
     on_cpu = ["openvino"] if config.detect.device in ("auto", "cpu") else []

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from pipeline.config.mistakes import what_is_wrong
 from pipeline.config.paths import read_yaml
 from pipeline.config.sections import Config, DetectConfig, ModelConfig, MonitoringConfig, settings
+from pipeline.config.setting import is_own_engine
 from pipeline.errors import ConfigError
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -40,7 +41,7 @@ def check_model_is_named(model: ModelConfig, detect: DetectConfig) -> None:
     Raises:
       ConfigError: No model is named.
     """
-    if not model.path and not detect.is_own_engine:
+    if not model.path and not is_own_engine(detect.engine):
         raise ConfigError(
             "no model: expected --model with a SavedModel or a folder of versions; --model digits is the bundled one"
         )

@@ -27,7 +27,6 @@ from pipeline.config import dates as days
 from pipeline.config.mistakes import what_is_wrong
 from pipeline.config.paths import read_yaml
 from pipeline.config.setting import (
-    ENGINES,
     MOST,
     Count,
     Device,
@@ -215,11 +214,6 @@ class DetectConfig:
     memory_mb: Count | None = declare(
         None, "memory of a process in megabytes; images in flight shrink to fit; default: the container's limit, if it has one"
     )
-
-    @property
-    def is_own_engine(self) -> bool:
-        """Whether a function of the user's opens the model."""
-        return self.engine not in ENGINES
 
     @field_validator("batch_sizes")
     @classmethod

@@ -55,6 +55,11 @@ EXPORT_FORMATS = {  # a name to the function that writes rows, and the names of 
 ExportFormat = Literal[tuple(EXPORT_FORMATS)]  # type: ignore[valid-type]  # mypy takes no computed names
 
 
+def is_own_engine(engine: str) -> bool:
+    """Whether an engine is a function of the user's, `package.module:function`, which opens `--model` as it is given."""
+    return ":" in engine
+
+
 def _engine(name: str) -> str:
     if name not in ENGINES and not re.fullmatch(r"[\w.]+:\w+", name):
         raise ValueError(f"expected {', '.join(ENGINES)} or package.module:function")

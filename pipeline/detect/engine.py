@@ -7,7 +7,9 @@ with a function `open_model`, and a row in `ENGINES`; `--engine package.module:f
 from __future__ import annotations
 
 import importlib.util
+import os
 import pkgutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -15,7 +17,7 @@ import numpy as np
 
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.config.setting import ENGINES
+from pipeline.config.setting import ENGINES, is_own_engine
 from pipeline.errors import ModelError
 from pipeline.limits import available_cpus
 
@@ -123,15 +125,20 @@ class OpenedModel(NamedTuple):
 
 
 OpenModel = Callable[[str, str, ModelConfig, DetectConfig], OpenedModel]
-"""Opens a model: its files on this machine (empty for a server's), its path for messages, its description, how to run it."""
+"""Opens a model: its files on this machine (empty for a server's), its path for messages, its description, how to run it.
+
+An engine of the user's own gets `--model` as it is given: any file, folder, name, or nothing.
+"""
 
 
 def opener_of(engine: str) -> OpenModel:
-    """The function that opens a model for an engine.
+    """The function that opens a model for an engine; a module of the user's own may lie in the current folder.
 
     Raises:
       ModelError: There is no such function.
     """
+    if is_own_engine(engine) and not {"", os.getcwd()} & {*sys.path}:  # as of the console command
+        sys.path.append(os.getcwd())  # last, so that nothing there hides an installed package
     try:
         found: OpenModel = pkgutil.resolve_name(ENGINES.get(engine, engine))
     except (ImportError, AttributeError, ValueError) as err:

@@ -17,7 +17,7 @@ from pipeline.detect.load_model import load
 from pipeline.detect.loaded_model import LoadModel
 from pipeline.detect.model_watcher import ModelWatcher
 from pipeline.detect.process_memory import freeze_gc
-from pipeline.detect.versions import Version, is_watchable, resolve_versions
+from pipeline.detect.versions import Version, is_watchable, opens_as_given, resolve_versions
 from pipeline.errors import ConfigError, ModelError
 from pipeline.limits import MEMORY, resident_bytes
 from pipeline.stats.process import PROCESS
@@ -94,7 +94,7 @@ def load_detector(
     """
     model, detect = checked_settings(model, detect, settings)
     MEMORY.narrow(detect.memory_mb)
-    if not isinstance(model, ModelConfig) or not is_watchable(model):
+    if not isinstance(model, ModelConfig) or opens_as_given(model, detect.engine) or not is_watchable(model):
         return _checked(model, detect, samples, read)
     refused: dict[Version, Exception] = {}
     found = resolve_versions(model.path, model.model_version)

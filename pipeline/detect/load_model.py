@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
+import os
+import posixpath
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from pathlib import Path
 
 from models.metadata import METADATA_PATH, DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.config.setting import is_own_engine
 from pipeline.detect import tensorflow_setup
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.describe_model import name_of_model, onnx_file, own_metadata
@@ -22,10 +25,22 @@ from pipeline.detect.model_arrays import split_metadata
 from pipeline.detect.process_memory import cap_malloc_arenas, trim_memory
 from pipeline.detect.remote_engine import RemoteServer, check_engine
 from pipeline.detect.tensorflow_engine import described_signature
-from pipeline.detect.versions import ONNX_MODEL, files_of, incomplete_versions, is_remote, locate, resolve_versions
+from pipeline.detect.versions import (
+    ONNX_MODEL,
+    Version,
+    as_given,
+    files_of,
+    given_files,
+    incomplete_versions,
+    is_remote,
+    locate,
+    opens_as_given,
+    resolve_versions,
+)
 from pipeline.errors import DeviceFailedError, ModelError
 from pipeline.limits import nvidia_gpus
 from pipeline.log_lines import console
+from pipeline.storage.store import FoundFile
 from pipeline.storage.stores import store_of
 
 
@@ -39,6 +54,8 @@ def name_and_version(model: ModelConfig, engine: str = "tensorflow") -> tuple[st
     Raises:
       ModelError: The model is missing or malformed.
     """
+    if opens_as_given(model, engine):
+        return own_name(model, engine), as_given(model).name
     if is_remote(model.path):
         check_engine(model, engine)
         with contextlib.closing(RemoteServer(model, engine)) as server:
@@ -68,26 +85,37 @@ def load(model: ModelConfig, detect: DetectConfig, *, beside: bool = False) -> L
     check_engine(model, detect.engine)
     cap_malloc_arenas()
     before = tensorflow_setup.memory_in_use()
-    if is_remote(model.path):
+    as_it_is = opens_as_given(model, detect.engine)
+    if is_remote(model.path) and not as_it_is:
         opened = _open(opener_of(detect.engine), "", model.path, model, detect)
         return _warm(opened, model.path, opened.version, (), beside=beside, timeout_ms=detect.batch_timeout_ms)
-    version = resolve_versions(model.path, model.model_version)[0]
+    version = as_given(model) if as_it_is else resolve_versions(model.path, model.model_version)[0]
     folder, notes = version.folder, tuple[str, ...]()
     if version.is_onnx and detect.engine == "tensorflow":
         detect = dataclasses.replace(detect, engine=_engine_for_onnx(detect))
         notes = (f"model {folder} is an ONNX file: it runs in {detect.engine}",)
     open_model = opener_of(detect.engine)  # before the model is copied
-    with local_copy(folder) as local:
+    with _copy_of_given(version) if as_it_is else local_copy(folder) as local:
         golden = read_golden(local, folder)
         opened = _open(open_model, local, folder, model, detect)
+        if is_own_engine(detect.engine):  # resume looks for the name that is known without loading
+            described = None if as_it_is or local.endswith(".onnx") else own_metadata(local, folder)
+            name = own_name(model, detect.engine) if as_it_is else name_of_model(model, described, folder)
+            opened = opened._replace(metadata=dataclasses.replace(opened.metadata, name=name))
     if detect.device == "auto" and nvidia_gpus() and not getattr(opened.engine, "gpu", True):
         notes += (f"model {folder} runs on the CPU, though this machine has a GPU; --device gpu says what is missing",)
-    if files_of(folder) != version.files:
+    if (given_files if as_it_is else files_of)(folder) != version.files:
         opened.engine.close()
         raise _changed(folder)
     loaded = _warm(opened, folder, version.name, golden, beside=beside, timeout_ms=detect.batch_timeout_ms)
     taken = max(tensorflow_setup.memory_in_use() - before, version.size_bytes)
     return dataclasses.replace(loaded, memory_bytes=taken, notes=(*notes, *loaded.notes))
+
+
+def own_name(model: ModelConfig, engine: str) -> str:
+    """The name in rows of a model of the user's own engine: the config's, else that of its file or folder, else of the module."""
+    stem, extension = os.path.splitext(model.path.rstrip("/"))
+    return model.name or name_of_model(model, None, stem if extension[1:2].isalpha() else model.path or engine.partition(":")[0])
 
 
 def _open(open_model: OpenModel, local: str, folder: str, model: ModelConfig, detect: DetectConfig) -> OpenedModel:
@@ -152,18 +180,35 @@ def local_copy(folder: str, files: str = "**") -> Iterator[str]:
     if "://" not in folder:
         yield folder
         return
-    from google.api_core.exceptions import NotFound, PreconditionFailed
-
     with tempfile.TemporaryDirectory(prefix="model-", ignore_cleanup_errors=True) as copy:
         for file in files_of(folder, files):
-            target = Path(copy, file.path.removeprefix(folder).lstrip("/") or ONNX_MODEL)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with store_of(file.path).open(file.path, file.generation) as source, target.open("wb") as sink:
-                    shutil.copyfileobj(source, sink, 1 << 22)
-            except (NotFound, PreconditionFailed) as err:
-                raise _changed(folder) from err
+            _download(file, Path(copy, file.path.removeprefix(folder).lstrip("/") or ONNX_MODEL), folder)
         yield copy
+
+
+@contextlib.contextmanager
+def _copy_of_given(version: Version) -> Iterator[str]:
+    """What `as_given` found, on this machine: a temporary copy of files on object storage, else the text itself."""
+    path = version.folder
+    if "://" not in path or not version.files:
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="model-", ignore_cleanup_errors=True) as copy:
+        local = Path(copy, posixpath.basename(path.rstrip("/")))
+        for file in version.files:
+            _download(file, local / file.path.removeprefix(path).lstrip("/"), path)
+        yield str(local)
+
+
+def _download(file: FoundFile, target: Path, folder: str) -> None:
+    from google.api_core.exceptions import NotFound, PreconditionFailed
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with store_of(file.path).open(file.path, file.generation) as source, target.open("wb") as sink:
+            shutil.copyfileobj(source, sink, 1 << 22)
+    except (NotFound, PreconditionFailed) as err:
+        raise _changed(folder) from err
 
 
 def _changed(folder: str) -> ModelError:

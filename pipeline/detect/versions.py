@@ -21,12 +21,14 @@ from models import digits
 from models.manifest import MANIFEST, missing_file
 from models.metadata import METADATA_PATH
 from pipeline.config import BUNDLED, ModelConfig
+from pipeline.config.setting import is_own_engine
 from pipeline.detect.other_formats import what_it_is
 from pipeline.errors import AwayError, ModelAwayError, ModelError
 from pipeline.storage.files import exists, read_file
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.listing import files_in, location_of
 from pipeline.storage.store import FoundFile, is_transient_error
+from pipeline.storage.stores import LISTED
 from pipeline.storage.waiting import waiting_for
 
 LABELS = "labels.json"
@@ -121,6 +123,39 @@ def choose(path: str, versions: Mapping[int, Version], named: str | None) -> lis
     return [found[number]]
 
 
+def opens_as_given(model: ModelConfig, engine: str) -> bool:
+    """Whether a user's own engine gets a path as it is: it is no SavedModel, no ONNX model, and has no versions of these."""
+    path = model.path
+    if not is_own_engine(engine) or ("://" in path and not path.startswith(LISTED)):
+        return is_own_engine(engine)
+    with _reaching(path):
+        is_gone = _is_number(posixpath.basename(path)) and not given_files(path)  # a version that somebody has removed
+        return not path or not (is_gone or _is_model(folder_of(path)) or versions_in(folder_of(path)))
+
+
+def as_given(model: ModelConfig) -> Version:
+    """What an engine of the user's own opens: any file or folder, whose version is the fingerprint of its files, or another text.
+
+    Raises:
+      ModelError: A version is named, or storage cannot be reached.
+    """
+    path = model.path
+    if model.model_version:
+        raise ModelError(
+            f"model {path}: has no versions that --model-version could name; give the path of the version as --model"
+        )
+    with _reaching(path):
+        files = given_files(path)
+        return Version(_fingerprint_of_all(path, files) if files else "", path, files)
+
+
+def given_files(path: str) -> frozenset[FoundFile]:
+    """The file at a path, or the files in a folder; none where it names neither."""
+    if path.startswith(LISTED):
+        return frozenset(files_in(location_of(escape_glob(path)))) or files_of(path)
+    return frozenset(files_in(location_of(path))) if path and os.path.exists(path) else frozenset()
+
+
 def incomplete_versions(path: str, newer_than: str) -> list[Version]:
     """Versions in a folder that are newer than one, and lack files of their manifests."""
     path = folder_of(path)
@@ -210,18 +245,21 @@ def _itself(path: str) -> dict[int, Version]:
     return {number: Version(str(number) if _is_number(name) else fingerprint(path, files), path, files)}
 
 
-@functools.lru_cache(maxsize=8)
 def fingerprint(folder: str, files: frozenset[FoundFile]) -> str:
     """The version of a model without a number: a hash of its files, so that rows of another model are others.
 
     Local files count by their content, so a copy is the same version; objects by their generation.
     """
+    parts = (*_MODELS, "variables/", "assets/", "metadata.yaml", METADATA_PATH)
+    names = {file: file.path[len(folder) + 1 :] for file in files}
+    return _fingerprint_of_all(folder, frozenset(file for file, name in names.items() if not name or name.startswith(parts)))
+
+
+@functools.lru_cache(maxsize=8)
+def _fingerprint_of_all(folder: str, files: frozenset[FoundFile]) -> str:
     digest = hashlib.blake2b(digest_size=6)
     for file in sorted(files):
-        name = file.path[len(folder) + 1 :]
-        if name and not name.startswith((*_MODELS, "variables/", "assets/", "metadata.yaml", METADATA_PATH)):
-            continue
-        digest.update(name.encode("utf-8", "surrogatepass"))
+        digest.update(file.path[len(folder) + 1 :].encode("utf-8", "surrogatepass"))
         if "://" in file.path:
             digest.update(f"{file.size_bytes} {file.generation}".encode())
         else:

@@ -1,6 +1,13 @@
 """A toy engine, of one class and one function, through the whole transform; and the transform, tested with it."""
 
+import contextlib
 import functools
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
 
 import apache_beam as beam
 import numpy as np
@@ -10,15 +17,18 @@ from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms.window import FixedWindows, TimestampedValue
 
 from models.metadata import DetectorMetadata
+from models.own_python import command_of, environment
 from pipeline.config import DetectConfig, ModelConfig, load_config
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.detect_objects import DetectObjects, DetectorHandler, StartDetecting, detect_images
 from pipeline.detect.engine import ModelFailed, OutOfMemory
 from pipeline.detect.load_detector import load_detector, shared_detector
+from pipeline.detect.load_model import name_and_version
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.errors import ConfigError, ModelError
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, detection_row
 from tests.fixtures import REPO
+from tests.shard_rows import rows_in
 from tests.tiny_models import png
 
 HW = (48, 64)
@@ -163,18 +173,96 @@ def test_the_twin_function_gives_the_results_of_the_transform_in_order_and_start
     detector.close()
 
 
-def test_the_engine_of_the_page_runs_by_its_name(tmp_path, monkeypatch):
-    """The text of docs/models.md is the module; the model's files may be anything."""
-    page = (REPO / "docs" / "models.md").read_text(encoding="utf-8")
-    (tmp_path / "my_engine.py").write_text(page.partition("### An engine of your own")[2].split("```")[1].removeprefix("python"))
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "m" / "1").mkdir(parents=True)
-    (tmp_path / "m" / "1" / "model.onnx").write_bytes(b"anything")
-    detector = load_detector(ModelConfig(str(tmp_path / "m")), DetectConfig(engine="my_engine:open_model"))
-    (found,) = detector.detect([image("a", box=BOX)])
-    detector.close()
-    assert (found.model_name, found.model_version, found.detections.class_names) == ("brightest", "1", ("bright",))
+PAGE = (REPO / "docs" / "models.md").read_text(encoding="utf-8").partition("### An engine of your own")[2].partition("\n### ")[0]
+
+
+@pytest.fixture
+def engine_of_the_page(tmp_path, monkeypatch):
+    """A folder that is the current one, with the module of docs/models.md only."""
+    (tmp_path / "my_engine.py").write_text(PAGE.split("```")[1].removeprefix("python"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [part for part in sys.path if part])
+    yield tmp_path
+    sys.modules.pop("my_engine", None)
+
+
+def opened_by_the_page(path):
+    """Name and version of its model, in rows and beforehand."""
+    model, detect = ModelConfig(str(path)), DetectConfig(engine="my_engine:open_model", feeder_processes=1)
+    known = name_and_version(model, detect.engine)
+    with contextlib.closing(load_detector(model, detect)) as detector:
+        (found,) = detector.detect([image("a", box=BOX)])
     np.testing.assert_allclose(found.detections.boxes_xyxy, [BOX], atol=1)
+    assert (found.model_name, found.model_version) == known
+    return known
+
+
+@pytest.mark.slow
+def test_the_command_of_the_page_runs_as_it_stands_in_an_empty_folder(engine_of_the_page):
+    """Also as the console command, which does not have the current folder on its path; there, nothing is new any more."""
+    (engine_of_the_page / "bright.tflite").write_text("127")
+    (engine_of_the_page / "photos").mkdir()
+    (engine_of_the_page / "photos" / "a.png").write_bytes(image("a", box=BOX).content)
+    (flags,) = (shlex.split(flags) for flags in re.findall(r"^    python -m pipeline\.run (.*)$", PAGE, re.MULTILINE))
+    module, console = [sys.executable, "-m", "pipeline.run"], [*command_of("pipeline.__main__"), "run"]
+    path = {**environment(), "PYTHONPATH": os.pathsep.join([str(REPO), *filter(None, sys.path)])}
+    for command, counted in [(module, "1 detected"), (console, "nothing is new")]:
+        command += [*flags, "--feeder-processes", "1"]
+        job = subprocess.run(command, check=False, capture_output=True, text=True, env=path, timeout=300)
+        assert job.returncode == 0 and counted in job.stdout + job.stderr, job.stdout + job.stderr
+    found = [(row["image"]["uri"], row["model"]["name"]) for row in rows_in(str(engine_of_the_page / "out"))]
+    assert found == [(str(engine_of_the_page / "photos" / "a.png"), "bright")]
+
+
+def test_an_engine_of_ones_own_opens_any_file_whose_fingerprint_is_the_version(engine_of_the_page):
+    """Another content is another version; a name of a version is refused, as nothing has versions."""
+    versions = {}
+    for name, content in [("a.tflite", "127"), ("b.pt", "127"), ("c.weights", "126"), ("detector.onnx", "127")]:
+        (engine_of_the_page / name).write_text(content)
+        versions[name] = opened_by_the_page(engine_of_the_page / name)
+    assert [name for name, _ in versions.values()] == ["a", "b", "c", "detector"]
+    a, b, c, onnx = (version for _, version in versions.values())
+    assert a == b == onnx != c and re.fullmatch(r"[0-9a-f]{12}", a)
+    with pytest.raises(ModelError, match="has no versions that --model-version could name"):
+        load_detector(ModelConfig("a.tflite", model_version="7"), engine="my_engine:open_model")
+
+
+@pytest.mark.parametrize(
+    ("path", "files", "name"),
+    [
+        pytest.param("folder", ["1/x.tflite"], "folder", id="folder of another kind of model"),
+        pytest.param("empty", [], "empty", id="empty folder"),
+        pytest.param("resnet50-of-a-hub", [], "resnet50-of-a-hub", id="name"),
+        pytest.param("hub://a/b", [], "b", id="address that only the engine knows"),
+        pytest.param("", [], "own", id="nothing"),
+    ],
+)
+def test_an_engine_of_ones_own_gets_what_is_given_as_it_is(path, files, name, tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(
+        "from pipeline.detect.engine import OpenedModel\nfrom tests.detect.test_engines import METADATA, NumPyEngine\n"
+        "given_to_it = []\n"
+        "def open_model(*given):\n    given_to_it.append(given[:2])\n    return OpenedModel(NumPyEngine(), METADATA)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "empty").mkdir()
+    for file in files:
+        (tmp_path / path / file).parent.mkdir(parents=True)
+        (tmp_path / path / file).write_text("x")
+    own = importlib.import_module("own")
+    model, detect = ModelConfig(path), DetectConfig(engine="own:open_model", feeder_processes=1)
+    with contextlib.closing(load_detector(model, detect)) as detector:
+        assert own.given_to_it == [(path, path)] and detector.watched is None
+        assert (detector.model.metadata.name, detector.model.version) == name_and_version(model, detect.engine)
+        assert (detector.model.metadata.name, bool(detector.model.version)) == (name, bool(files))
+    del sys.modules["own"]
+
+
+def test_an_engine_of_ones_own_gets_a_copy_of_a_file_on_object_storage(engine_of_the_page, gcs_bucket):
+    """The generation is its version, so a listing shows it."""
+    gcs_bucket.blob("m/bright.tflite").upload_from_string(b"127")
+    gcs_bucket.blob("m/folder/bright.txt").upload_from_string(b"127")
+    assert opened_by_the_page(f"gs://{gcs_bucket.name}/m/bright.tflite")[0] == "bright"
 
 
 @pytest.mark.parametrize("engine", ["nothing:open_model", "my:thing", "pipeline.detect.engine:none"])
