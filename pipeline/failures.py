@@ -37,6 +37,7 @@ REASONS: dict[str, dict[str, Final | MayPass]] = {
         "not_found": MayPass("the file or object does not exist (any more)"),
         "permission_denied": MayPass("this user or these credentials may not read it"),
         "too_large_file": Final("larger than `max_file_mb`"),
+        "too_large_for_stream": MayPass("an archive, video or TFRecord file of more than a stream opens; a batch job reads it"),
         "not_a_file": Final("a folder, a device, a pipe"),
         "storage_unavailable": MayPass(
             "storage, or what gives the credentials for it, did not answer for a minute; try again later"

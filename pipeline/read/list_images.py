@@ -18,7 +18,7 @@ from pipeline.records import DeadLetter, ImageRef
 from pipeline.results.layout import kind_of_rows, own_files
 from pipeline.storage.globs import has_wildcard, real_path
 from pipeline.storage.listing import MAX_PARALLEL, Location, divided, files_in, files_in_all, location_of
-from pipeline.storage.store import FoundFile, retried
+from pipeline.storage.store import RETRY_SECONDS, FoundFile, retried
 from pipeline.storage.stores import store_of
 from pipeline.storage.waiting import waiting_for
 
@@ -145,7 +145,7 @@ def _sorted_out(files: Iterable[FoundFile], own: Callable[[str], bool], named: C
             elif names_image(file.path):
                 yield file
             else:
-                checks.append(pool.submit(_by_content, file))
+                checks.append(pool.submit(by_content, file))
                 if len(checks) > _CHECKS_AHEAD:
                     yield checks.popleft().result()
         yield from (check.result() for check in checks)
@@ -157,12 +157,12 @@ def _is_named(path: str, named: Collection[str]) -> bool:
     return path in named or f"{folder}{slash}{glob.escape(name)}" in named
 
 
-def _by_content(file: FoundFile) -> FoundFile | str:
+def by_content(file: FoundFile, retry_seconds: float = RETRY_SECONDS) -> FoundFile | str:
     """A file that begins like an image, else its kind; a file that cannot be read is left to its reader, which says why."""
     if file.generation and not file.size_bytes:
         return kind_of(file.path)
     try:
-        start = retried(store_of(file.path).read_range)(file.path, 0, HEAD_BYTES)
+        start = retried(store_of(file.path).read_range, retry_seconds)(file.path, 0, HEAD_BYTES)
     except FileNotFoundError:
         return kind_of(file.path)
     except Exception as err:  # noqa: BLE001  whatever is wrong with it becomes its dead letter

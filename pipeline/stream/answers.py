@@ -66,6 +66,22 @@ class Answers:
             if not opened.missing:
                 self._complete.set()
 
+    def expect(self, ref: ImageRef) -> None:
+        """Adds an image to what the message in `ref` asks for: a member of a container that it names."""
+        with self._lock:
+            if opened := self._open.get(ref.message_id):
+                opened.missing.append(ref)
+
+    def opened(self, container: ImageRef) -> None:
+        """Notes that all members of a container are expected, and so the container itself no more."""
+        with self._lock:
+            opened = self._open.get(container.message_id)
+            asked = next((each for each in opened.missing if each.uri == container.uri), None) if opened else None
+            if opened and asked:
+                opened.missing.remove(asked)
+                if not opened.missing:
+                    self._complete.set()
+
     def keep_publishing(self, closed: threading.Event) -> None:
         """Publishes answers until the run is over; the work of a thread."""
         while not closed.is_set():

@@ -35,7 +35,7 @@ from pipeline.failures import ImageError
 from pipeline.image_formats import format_by_start
 from pipeline.read.allowed import MAX_URI, is_allowed
 from pipeline.read.dead_letter_replay import image_entry, is_dead_letter, load_json, original_message
-from pipeline.read.names import CONTROL, full_name
+from pipeline.read.names import CONTROL, full_name, is_of_macos
 from pipeline.records import INLINE, DeadLetter, EncodedImage, Image, ImageRef, row_bytes
 from pipeline.secrets import with_public_addresses
 
@@ -97,7 +97,7 @@ def parse_message(message: Message, allowed: Sequence[str]) -> Request:
       allowed: A URI must lie under one of these folders (`gs://`, `gs://bucket/`, `/data/photos/`).
     """
     request_id = _text(message.attributes.get("request_id"))
-    if _is_notification(message) and message.attributes["eventType"] != "OBJECT_FINALIZE":
+    if is_notification(message) and not _is_work(message.attributes):
         return Request(message.message_id, request_id, skipped=True)
     try:
         with _refusing():
@@ -159,13 +159,21 @@ class _Content(NamedTuple):
     size_bytes: int = 0  # of the one object that a notification names; 0 if unknown
 
 
-def _is_notification(message: Message) -> bool:
+def is_notification(message: Message) -> bool:
+    """Whether Cloud Storage sent a message about an object; any other message was sent for its images."""
     return "eventType" in message.attributes and "objectId" in message.attributes
+
+
+def _is_work(notified: Mapping[str, str]) -> bool:
+    """Whether a notification is of a new object that may be an image: none that stands for a folder, and none that macOS adds."""
+    return notified["eventType"] == "OBJECT_FINALIZE" and not (
+        notified["objectId"].endswith("/") or is_of_macos(notified["objectId"])
+    )
 
 
 def _recognised(message: Message) -> _Content:
     attributes, data = message.attributes, message.data
-    if _is_notification(message):
+    if is_notification(message):
         bucket = attributes.get("bucketId", "")
         if not _BUCKET.fullmatch(bucket):
             raise ImageError("message", "bad_notification", f"expected a bucket's name in bucketId, got {bucket[:80]!r}")

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import apache_beam as beam
+from apache_beam.utils.windowed_value import WindowedValue
 from msgspec.structs import replace
 
-from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, row_bytes
+from pipeline.read.list_images import by_content
+from pipeline.read.names import is_container, names_image
+from pipeline.records import DeadLetter, DetectedImage, Image, ImageRef, dead_letter_row, ref_of, row_bytes
+from pipeline.results.layout import kind_of_rows, own_files
 from pipeline.stats import metrics
+from pipeline.storage.store import FoundFile
 from pipeline.stream.clients import Publishing
-from pipeline.stream.messages import Message, parse_message
+from pipeline.stream.members import members_of
+from pipeline.stream.messages import Message, Request, is_notification, parse_message
 from pipeline.stream.outgoing import dead_letter_message, detection_message
 from pipeline.stream.run import RunSettings, StreamStep
 
+_RETRY_SECONDS = 3.0  # of a look at an object; an outage is for the reading to wait for
+
 
 class ParseMessages(StreamStep):
-    """Parses messages into images; see `pipeline.stream.messages.parse_message`.
+    """Parses messages into images, and opens the containers that they name; see `parse_message` and `members_of`.
 
     Element in: `Message`. Elements out: one `ImageRef` or `EncodedImage` an image, or a `DeadLetter` as output `dead`. Unbounded.
+    As in batch, an object of which Cloud Storage notifies is skipped if this program wrote it, or if it is no image by its name
+    and its first bytes, which are read at the end of the bundle, side by side.
 
     Args:
       allowed: The folders whose images a message may name.
@@ -31,15 +44,80 @@ class ParseMessages(StreamStep):
         super().__init__(run)
         self._allowed = allowed
 
-    def process(self, message: Message) -> Iterator[Any]:
+    def setup(self) -> None:
+        super().setup()
+        self._own = own_files(self._run.results, ())
+
+    def start_bundle(self) -> None:
+        self._unknown: list[WindowedValue] = []
+
+    def process(
+        self, message: Message, timestamp: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam
+    ) -> Iterator[Any]:
         request = parse_message(message, self._allowed)
         metrics.note_message(message.publish_time)
-        metrics.count_read(max(len(request.images) + len(request.dead_letters), 1))
+        if is_notification(message) and request.images:
+            uri = ref_of(request.images[0]).uri
+            if self._is_own(uri):
+                request = _skipped(request)
+            elif not names_image(uri):
+                self._unknown.append(WindowedValue(request, timestamp, [window]))
+                return
+        yield from self._asked_for(request)
+
+    def finish_bundle(self) -> Iterator[WindowedValue]:
+        if not self._unknown:
+            return
+        with ThreadPoolExecutor(self._run.config.read.read_threads, "look at") as pool:
+            begins_like_one = pool.map(_begins_like_an_image, [asked.value for asked in self._unknown])
+            for asked, is_image in zip(self._unknown, begins_like_one, strict=True):
+                yield from map(asked.with_value, self._asked_for(asked.value if is_image else _skipped(asked.value)))
+
+    def _is_own(self, uri: str) -> bool:
+        with contextlib.suppress(Exception):  # a folder that cannot be listed now may hold images: their readers wait for it
+            return bool(kind_of_rows(uri)) or self._own(uri)
+        return False
+
+    def _asked_for(self, request: Request) -> Iterator[Any]:
+        """The images of a request, those of containers, too, and dead letters; `Answers` knows of each before it leaves."""
+        images, containers = list[Image](), list[ImageRef]()
+        for image in request.images:
+            if isinstance(image, ImageRef) and is_container(image.uri):
+                containers.append(image)
+            else:
+                images.append(image)
+        metrics.count_read(len(images) + len(request.dead_letters) + int(request.skipped))
         metrics.count_skipped(int(request.skipped))
         metrics.count_results(*request.dead_letters)
         self._shared.answers.open(request)
-        yield from request.images
+        yield from images
+        for container in containers:
+            yield from self._members(container)
         yield from (beam.pvalue.TaggedOutput("dead", letter) for letter in request.dead_letters)
+
+    def _members(self, container: ImageRef) -> Iterator[Any]:
+        for member in members_of(container, self._run.config, self._shared.threads.stop):
+            metrics.count_read()
+            if isinstance(member, str):
+                metrics.count_skipped()
+                continue
+            self._shared.answers.expect(member.ref)
+            if isinstance(member, DeadLetter):
+                metrics.count_results(member)
+                yield beam.pvalue.TaggedOutput("dead", member)
+            else:
+                yield member
+        self._shared.answers.opened(container)
+
+
+def _skipped(request: Request) -> Request:
+    return dataclasses.replace(request, images=(), skipped=True)
+
+
+def _begins_like_an_image(request: Request) -> bool:
+    """Whether the one object of a notification does; one that cannot be read is left to its reader, which waits, or says why."""
+    ref = ref_of(request.images[0])
+    return not isinstance(by_content(FoundFile(ref.location, ref.size_bytes, ref.generation), _RETRY_SECONDS), str)
 
 
 class PublishResults(StreamStep):
