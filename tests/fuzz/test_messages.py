@@ -38,7 +38,7 @@ from tests.memory import less_memory_than
 
 ALLOWED = ("gs://", "/data/photos")
 JPEG = b"\xff\xd8\xff\xe0 not really"
-REPLAY = DeadLetterReplay(ALLOWED, replay_message)
+REPLAY = DeadLetterReplay("", ALLOWED, replay_message)
 
 characters = st.characters(exclude_categories=())  # also the halves of surrogate pairs, which JSON can name
 unicode_texts = st.text(max_size=30)  # what Pub/Sub takes in attributes

@@ -132,7 +132,7 @@ def a_job(output, own):
             write_file(f"{run.folder}/{name}", content)
         for kind in (DETECTIONS, DEAD_LETTERS):
             done_keys(output, VERSION, kind)
-        list(DeadLetterReplay((output,), replay_message).refs_in_results(output))
+        list(DeadLetterReplay(output, (output,), replay_message).refs_in_results())
         WorkerReports(run).now()
         write_rows(output, [detected("2.jpg")], run=run.name)
         check_reports(output)
