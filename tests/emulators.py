@@ -16,7 +16,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -29,7 +28,7 @@ import pytest
 from pipeline.detect import load_detector
 from pipeline.launch.prism import WITH_PARENT, end_process
 from pipeline.storage import azure, s3
-from tests.processes import wait_until
+from tests.processes import served, wait_until
 
 _STARTS = 3  # of a server whose port somebody else has taken meanwhile
 _PORTS = range(15_000, max(20_000, int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])))
@@ -171,13 +170,10 @@ def answering(answer: Callable[[str, str, bytes, Any], tuple[int, Any]]) -> Iter
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    with served(server) as port:
+        yield port
 
 
 def _process(emulator: Callable[[], contextlib.AbstractContextManager[Any]], *, in_ci: bool) -> Any:

@@ -11,7 +11,7 @@ RELEASE = REPO / "tests" / "golden" / "results_0_1_0"
 
 def fixtures_dir() -> Path:
     """The folder of external test fixtures; skips the calling test with a reason where it is absent."""
-    folder = Path(os.environ.get("PIPELINE_TEST_FIXTURES", REPO.parent / "shared" / "fixtures"))
+    folder = Path(os.environ.get("PIPELINE_TEST_FIXTURES", REPO.parent / "shared" / "fixtures")).resolve()  # rows name real paths
     if not folder.is_dir():
         pytest.skip(f"external fixtures are absent ({folder}); set PIPELINE_TEST_FIXTURES to their folder")
     return folder

@@ -1,4 +1,4 @@
-"""Processes that tests, demos and benches start: each in a group of its own, which ends with the block that started it."""
+"""Processes and threads that tests, demos and benches start: each ends with the block that started it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from http.server import HTTPServer
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 _T = TypeVar("_T")
 _HANGS_SECONDS = 500.0  # no test depends on it: one that gets so far has hung
 _LOOK_SECONDS = 0.02
+_GIVES_UP_SECONDS = 10.0  # a thread may wait for what a failed test no longer does
 _PAUSED_SECONDS = 5.0  # a longer step of the clock is a machine that stood still, which is no wait
 
 
@@ -29,6 +32,43 @@ def running(command: Sequence[str], **how: Any) -> Iterator[subprocess.Popen[byt
         yield process
     finally:
         end_group(process)
+
+
+@contextlib.contextmanager
+def in_thread(work: Callable[[], object]) -> Iterator[threading.Thread]:
+    """Runs a function in a thread of its own; the block ends when the thread has, and raises what the function raised."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as err:  # noqa: BLE001  raised in the test
+            raised.append(err)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield thread
+    except BaseException:
+        thread.join(_GIVES_UP_SECONDS)
+        raise
+    thread.join(_HANGS_SECONDS)
+    assert not thread.is_alive(), "the thread has hung"
+    if raised:
+        raise raised[0]
+
+
+@contextlib.contextmanager
+def served(server: HTTPServer) -> Iterator[int]:
+    """Serves HTTP in a thread of its own for the length of a block; yields the port."""
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+
+    with in_thread(lambda: server.serve_forever(0.01)), contextlib.ExitStack() as stack:
+        stack.callback(stop)
+        yield server.server_port
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:

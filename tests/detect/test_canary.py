@@ -14,6 +14,7 @@ from pipeline.log_lines import log_lines
 from pipeline.records import EncodedImage, ImageRef, identity_hash
 from pipeline.report.annotate import annotate
 from tests.detect.versioned_models import FAST, image, label, loaded, look, version_of, write_version
+from tests.processes import in_thread
 
 CPU = dataclasses.replace(FAST, canary_share=0.4)
 ALL = dataclasses.replace(FAST, canary_share=1.0)
@@ -199,9 +200,7 @@ def test_a_canary_that_is_the_version_in_use_or_not_there_is_one_line(model, ope
 @log_lines()
 def test_a_job_that_ends_while_its_canary_is_loaded_has_refused_none(model, open_detector, capfd):
     detector = open_detector(model, "stable", ALL)
-    looking = threading.Thread(target=look, args=(detector,))
-    looking.start()
-    detector.watched.close()
-    looking.join()
+    with in_thread(lambda: look(detector)):
+        detector.watched.close()
     assert "refused" not in capfd.readouterr().err
     assert detector.counted_swaps() == {}

@@ -1,5 +1,6 @@
 """Versions of a model: which is wanted, and how one takes the place of another while images are under way."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -30,7 +31,7 @@ from pipeline.storage.files import delete_files, write_file
 from tests.conftest import REPO
 from tests.detect.versioned_models import FAST, HW, image, label, loaded, look, save_version, version_of, write_version
 from tests.onnx_files import write_constant
-from tests.processes import wait_until
+from tests.processes import in_thread, wait_until
 
 CPU = DetectConfig(batch_sizes=(1, 2, 4), concurrent_batches=2, score_threshold=0.0)
 WAIT_S = 500.0  # no test depends on it: one that waits so long has hung
@@ -71,18 +72,16 @@ def test_swaps_under_load_lose_no_image_and_each_row_says_which_version_made_it(
         while not stop.is_set():
             results.extend(detector.detect([image(n) for n in range(8)]))
 
-    sender = threading.Thread(target=send)
-    sender.start()
-    look(detector)
-    assert detector.canary.model.version == "9"
-    shutil.copytree(saved / kind / "8", model / "8")
-    for version in (8, 7):  # and back
-        label(model, stable=version, canary=9)
+    with in_thread(send), contextlib.ExitStack() as sending:
+        sending.callback(stop.set)
         look(detector)
-    count = len(results)
-    wait_until(lambda: len(results) > count + 16)
-    stop.set()
-    sender.join()
+        assert detector.canary.model.version == "9"
+        shutil.copytree(saved / kind / "8", model / "8")
+        for version in (8, 7):  # and back
+            label(model, stable=version, canary=9)
+            look(detector)
+        count = len(results)
+        wait_until(lambda: len(results) > count + 16)
     assert all(isinstance(result, DetectedImage) for result in results)
     assert {(result.model_version, version_of(result)) for result in results} == {("7", "7"), ("8", "8")}
     assert results[-1].model_version == "7"
@@ -261,10 +260,8 @@ def test_where_two_versions_have_no_room_the_old_one_makes_way_and_images_wait(c
         write_version(model, 8, **FAILS)
         look(crowded, 1)
     old, results = crowded.model.engine, []
-    sender = threading.Thread(target=lambda: results.extend(crowded.detect([image(n) for n in range(200)])))
-    sender.start()
-    look(crowded, 1)
-    sender.join()
+    with in_thread(lambda: results.extend(crowded.detect([image(n) for n in range(200)]))):
+        look(crowded, 1)
     results += crowded.detect([image()])
     lines = capfd.readouterr().err.splitlines()
     now, said = ("8", "version 7 -> 8, loaded in ") if usable else ("7", "version 7 is in use again; ")

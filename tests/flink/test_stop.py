@@ -3,13 +3,13 @@
 import json
 import re
 import signal
-import threading
 
 import pytest
 
 from tests.conftest import without_stamps, write_bright_image
 from tests.flink.cluster import FlinkCluster, job_flags
 from tests.flink.test_streaming import CONFIG, RECOVERY_SECONDS, Stream, archived, eventually
+from tests.processes import in_thread
 from tests.streaming_job import StreamingJob
 
 IMAGES = 600
@@ -44,16 +44,14 @@ def test_a_stream_that_is_stopped_under_load_goes_on_without_loss_or_repeat(stre
     assert set(stream.answers) == set(uris[:1])
     flink.start_job_server()
 
-    publishing = threading.Thread(target=stream.publish, args=(uris, RATE))
-    publishing.start()
-    assert eventually(lambda: stream.answered() > IMAGES // 10 and " event-to-publish p50 " in job.output(), 60)
-    assert job.signal(signal.SIGTERM) == 0, job.output()
-    (place,) = re.findall(r"--resume (\S+)", job.output())
-    assert flink.jobs() == []
-    before = stream.rest()
-    check_figures(job, before)
-    job.start(flags=("--resume", place))
-    publishing.join()
+    with in_thread(lambda: stream.publish(uris, RATE)):
+        assert eventually(lambda: stream.answered() > IMAGES // 10 and " event-to-publish p50 " in job.output(), 60)
+        assert job.signal(signal.SIGTERM) == 0, job.output()
+        (place,) = re.findall(r"--resume (\S+)", job.output())
+        assert flink.jobs() == []
+        before = stream.rest()
+        check_figures(job, before)
+        job.start(flags=("--resume", place))
     stream.publish(stream.new_images("later", IMAGES // 10), RATE)
     assert stream.lost() == set()
     assert [uri for uri, count in stream.answers.items() if count > 1] == []

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import threading
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from pipeline import run
 from tests.conftest import REPO
 from tests.dataflow_service import running_dataflow_service
+from tests.processes import in_thread
 
 BATCH, STREAMING = "configs/batch_gcs_dataflow_gpu.yaml", "configs/streaming_pubsub_dataflow_gpu.yaml"
 CLOUD = ["--project=test-project", "--region=europe-west1", "--no_auth"]
@@ -167,12 +167,8 @@ def test_what_its_workers_cannot_be_or_reach_is_one_line_and_exit_code_2(flags, 
 @contextlib.contextmanager
 def signalled_when_running(service, number: signal.Signals):
     """Sends this process a signal once its launcher watches the job run."""
-    sender = threading.Thread(target=lambda: service.running.wait(300) and os.kill(os.getpid(), number))
-    sender.start()
-    try:
+    with in_thread(lambda: service.running.wait(300) and os.kill(os.getpid(), number)):
         yield
-    finally:
-        sender.join()
 
 
 def test_a_signal_drains_the_stream_and_waits_for_it(dataflow, stream, capfd):

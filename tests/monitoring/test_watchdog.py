@@ -14,7 +14,7 @@ from pipeline.monitoring import watchdog
 from pipeline.monitoring.watchdog import Watchdog
 from pipeline.stats.process import PARTS, PROCESS, Part
 from tests.detect.test_engines import HW, NumPyEngine, image, load_toy
-from tests.processes import wait_until
+from tests.processes import in_thread, wait_until
 
 LIMIT = 60.0
 
@@ -113,8 +113,8 @@ def test_a_model_that_loads_while_images_wait_for_it_is_progress():
             taken.set()
 
     before = PROCESS.parts["detector"].steps
-    threading.Thread(target=take, daemon=True).start()
-    wait_until(lambda: PROCESS.parts["detector"].steps >= before + 2)
-    assert not taken.is_set()
-    in_use.swap(load_toy(DetectConfig()))
-    assert taken.wait(300)
+    with in_thread(take):
+        wait_until(lambda: PROCESS.parts["detector"].steps >= before + 2)
+        assert not taken.is_set()
+        in_use.swap(load_toy(DetectConfig()))
+    assert taken.is_set()

@@ -1,11 +1,11 @@
 """Storage that fails: what may pass is tried again for a while, then is a dead letter; a store that stays away ends the job."""
 
 import base64
+import contextlib
 import errno
 import http.client
 import http.server
 import json
-import threading
 import urllib.parse
 
 import apache_beam as beam
@@ -29,6 +29,7 @@ from pipeline.storage.store import is_transient_error
 from pipeline.storage.stores import LocalStore
 from tests.clock import Clock
 from tests.emulators import free_ports
+from tests.processes import served
 from tests.read import test_web
 from tests.read.running import images_read, read_all, read_now, run
 
@@ -90,20 +91,15 @@ class Storage(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def storage(monkeypatch):
     """Starts a storage with a script; the environment names it."""
-    servers = []
+    with contextlib.ExitStack() as servers:
 
-    def start(*script):
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Storage)
-        server.script, server.broken, server.requests = list(script), "", 0
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")
-        return server
+        def start(*script):
+            server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Storage)
+            server.script, server.broken, server.requests = list(script), "", 0
+            monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{servers.enter_context(served(server))}")
+            return server
 
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+        yield start
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import gzip
 import http.server
 import re
-import threading
 import time
 from typing import ClassVar
 
@@ -16,7 +15,7 @@ from pipeline.read.list_images import check_inputs, list_images
 from pipeline.records import ImageRef
 from pipeline.storage import web
 from pipeline.storage.stores import generation_of
-from tests.processes import wait_until
+from tests.processes import served, wait_until
 from tests.read.test_read_images import read
 from tests.shard_rows import detected, write_rows
 
@@ -117,10 +116,8 @@ class Listening(http.server.ThreadingHTTPServer):
 @pytest.fixture
 def server():
     Server.asked.clear()
-    with Listening(("127.0.0.1", 0), Server) as running:
-        threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{running.server_port}"
-        running.shutdown()
+    with served(Listening(("127.0.0.1", 0), Server)) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def refusal(uri):

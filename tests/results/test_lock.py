@@ -11,7 +11,7 @@ from pipeline.errors import BusyError
 from pipeline.log_lines import log_lines
 from pipeline.results import lock
 from pipeline.results.lock import locked
-from tests.processes import wait_until
+from tests.processes import in_thread, wait_until
 
 
 @pytest.mark.slow
@@ -20,20 +20,18 @@ from tests.processes import wait_until
 def test_one_holds_a_lock_and_others_are_told_who_or_wait(place, request, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(lock, "_POLL_SECONDS", 0.1)
     output = f"{tmp_path}/out" if place == "local" else f"gs://{request.getfixturevalue('strict_gcs_bucket').name}/out"
-    with locked(output, "a", what="run 0a1b"), locked(output, "b"):  # another command
+    entered = threading.Event()
+
+    def wait():
+        with locked(output, "a", wait_s=60.0):
+            entered.set()
+
+    with contextlib.ExitStack() as waiting, locked(output, "a", what="run 0a1b"), locked(output, "b"):  # another command
         with pytest.raises(BusyError, match=rf"run 0a1b, process {os.getpid()} on "), locked(output, "a"):
             pass
-        entered = threading.Event()
-
-        def wait():
-            with locked(output, "a", wait_s=60.0):
-                entered.set()
-
-        waiting = threading.Thread(target=wait)
-        waiting.start()
+        waiting.enter_context(in_thread(wait))
         wait_until(lambda: "waiting: output" in capsys.readouterr().err)
         assert not entered.is_set()
-    waiting.join()
     assert entered.is_set()
     with locked(output, "a"):
         pass
