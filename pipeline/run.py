@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from models.quiet import gc_paused
-from pipeline.config import MonitoringConfig, check_model_is_named, load_config, load_monitoring, settings
+from pipeline.config import MonitoringConfig, check_applies, check_model_is_named, load_config, load_monitoring, settings
 from pipeline.errors import DONE, EXIT_CODES, CommandParser, ConfigError, run_command
 from pipeline.log_lines import log_lines
 from pipeline.secrets import masked_arguments
@@ -88,6 +88,7 @@ def _run(argv: Sequence[str], started_at: float) -> int:
         print(_versions() if flags.version else make_parser(every=True).format_help())
         return DONE
     config = load_config(flags.config, _overrides(flags))
+    check_applies(config)
     if not config.output.strip():
         raise ConfigError("no output: expected --output with a folder, local or gs://")
     with gc_paused():

@@ -9,7 +9,7 @@ import zoneinfo
 import pytest
 
 from models.metadata import DetectorMetadata, metadata_to_json
-from pipeline.config import Config, DetectConfig, ModelConfig, load_config, settings
+from pipeline.config import Config, DetectConfig, ModelConfig, check_applies, load_config, settings
 from pipeline.errors import ConfigError
 
 
@@ -166,3 +166,25 @@ def test_every_setting_has_help_a_default_of_its_own_type_and_a_name_of_its_own(
     described = {f"model.{field.name}" for field in dataclasses.fields(DetectorMetadata)}
     assert {setting.key for setting in found if not setting.help} <= described
     assert not any("\n" in setting.help for setting in found)
+
+
+def another(setting):
+    """A value that a setting takes and that is not its default."""
+    if "enum" in setting.schema:
+        return next(value for value in setting.schema["enum"] if value != setting.default)
+    share = setting.schema.get("maximum") == 1
+    of_kind = {"boolean": not setting.default, "number": 0.75 if share else 90.0, "integer": 7, "array": ["csv"], "string": "2026-11-20"}
+    return of_kind[setting.schema["type"]]
+
+
+@pytest.mark.parametrize("setting", [each for each in settings() if each.applies], ids=lambda setting: setting.key)
+def test_a_setting_that_the_job_would_not_use_is_refused(setting):
+    """An archive that a batch job does not write, say; one that has its default asks for nothing."""
+    modes = {"batch", "streaming"}
+    (other,) = modes - {setting.applies}
+    places = {"input": ["raw/{date}/**"]} if setting.key == "dates" else {}
+    for mode in modes:
+        check_applies(load_config([], {"mode": mode}))
+    check_applies(load_config([], {**places, "mode": setting.applies, setting.key: another(setting)}))
+    with pytest.raises(ConfigError, match=f"^{setting.key}: expected --mode {setting.applies}, since a .* does not use it"):
+        check_applies(load_config([], {**places, "mode": other, setting.key: another(setting)}))

@@ -131,7 +131,11 @@ PLACES_AND_FLAGS = {
     "_ for -": ([*JOB, "--max_detections", "3"], "unknown flag --max_detections; did you mean --max-detections?"),
     "a flag that is no setting": ([*JOB, "--dry-runn"], "unknown flag --dry-runn; did you mean --dry-run?"),
     "again in a stream": ([*JOB, "--mode", "streaming", "--again"], "again: expected --mode batch"),
-    "export in a stream": ([*JOB, "--mode", "streaming", "--export", "csv"], "export: expected --mode batch; detect-objects"),
+    "export in a stream": (
+        [*JOB, "--mode", "streaming", "--export", "csv"],
+        "write.export: expected --mode batch, since a stream",
+    ),
+    "archive in a batch job": ([*JOB, "--archive", "rows"], "stream.archive: expected --mode streaming, since a batch job"),
     "0.1.0's views": ([*JOB, "--no-view"], "unknown flag --no-view; files of rows are Parquet alone; detect-objects rows prints"),
     "nothing near": ([*JOB, "--xyzzy"], "unknown flag --xyzzy; see --help"),
 }

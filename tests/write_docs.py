@@ -24,9 +24,11 @@ _HEAD = """# Settings
 
 Every setting is a key of the YAML config; most are flags, too. Those that describe a model are keys of
 the file in `--description` instead. A flag wins over a key. Lists take commas or several values.
+The column *jobs* has which jobs use a setting; the others refuse it.
 This page is written by `python -m tests.write_docs` from `pipeline/config/sections.py`.
 """
 _WRITTEN = r"(?<=<!-- {0}: written by `python -m tests.write_docs` -->\n).*?(?=<!-- end of {0} -->)"
+_JOBS = {"": "all", "batch": "batch", "streaming": "streams"}
 _EXIT_CODES = re.compile(r"Exit code (0: .*?)\.?$")
 _MEANINGS = {
     "key": "hash of the image's URI and generation, and of the model, its version and the settings",
@@ -138,8 +140,10 @@ def _section(name: str, of_section: list[Setting]) -> str:
     title = f"Section `{name}`" if name else "The job"
     meanings = [_cell(each.help or _described()[each.name]) for each in of_section]
     cells = zip(of_section, meanings, strict=True)
-    rows = [f"| `{each.name}` | {_flag(each)} | {_default(each)} | {meaning} |" for each, meaning in cells]
-    return "\n".join([f"## {title}", "", "| key | flag | default | what it is |", "|---|---|---|---|", *rows, ""])
+    rows = [
+        f"| `{each.name}` | {_flag(each)} | {_default(each)} | {_JOBS[each.applies]} | {meaning} |" for each, meaning in cells
+    ]
+    return "\n".join([f"## {title}", "", "| key | flag | default | jobs | what it is |", "|---|---|---|---|---|", *rows, ""])
 
 
 @functools.cache

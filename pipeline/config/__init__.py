@@ -5,6 +5,7 @@ one-line help. Its flag has the same name (`score_threshold` -> `--score-thresho
 `load.py` merges file and flags.
 """
 
+from pipeline.config.load import check_applies as check_applies
 from pipeline.config.load import check_model_is_named as check_model_is_named
 from pipeline.config.load import load_config as load_config
 from pipeline.config.load import load_monitoring as load_monitoring

@@ -15,6 +15,7 @@ from pipeline.config.sections import Config, DetectConfig, ModelConfig, Monitori
 from pipeline.config.setting import is_own_engine
 from pipeline.errors import ConfigError
 
+_JOBS = {"batch": "batch job", "streaming": "stream"}
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OWN_CONFIGS = (os.path.join(_PACKAGE, "configs"), os.path.join(os.path.dirname(_PACKAGE), "configs"))  # installed, checkout
 
@@ -33,6 +34,22 @@ def load_config(paths: Sequence[str], overrides: Mapping[str, Any]) -> Config:
     except ValidationError as err:
         flags = {setting.key: setting.flag for setting in settings() if setting.key in overrides}
         raise ConfigError(what_is_wrong(err, " and ".join(paths) or "the flags", flags, settings())) from err
+
+
+def check_applies(config: Config) -> None:
+    """Refuses a setting that the job would not use, since its user wants something by it.
+
+    Raises:
+      ConfigError: One has another value than its default, and jobs of this mode do not use it.
+    """
+    tree = config.as_dict()
+    for setting in settings():
+        section, _, name = setting.key.rpartition(".")
+        value = (tree[section] if section else tree)[name]
+        if setting.applies not in ("", config.mode) and value != setting.default:
+            raise ConfigError(
+                f"{setting.key}: expected --mode {setting.applies}, since a {_JOBS[config.mode]} does not use it; leave it out"
+            )
 
 
 def check_model_is_named(model: ModelConfig, detect: DetectConfig) -> None:

@@ -118,8 +118,10 @@ class ModelConfig:
         600.0, "longest wait for a model server that is away or busy; then the job fails, and its next run goes on"
     )
     name: str | None = declare(None, "name of the model in every row; default: the model's own, else its folder's")
-    input_hw: PairOf[Count] | None = declare(None, "height and width of the input, as [H, W]")
-    class_names: ListOf[Path] | None = declare(None, "class names in order: a list, or a text file with one name a line")
+    input_hw: PairOf[Count] | None = declare(None, "height and width of the input, as [H, W]", identity="rows")
+    class_names: ListOf[Path] | None = declare(
+        None, "class names in order: a list, or a text file with one name a line", identity="rows"
+    )
     description: Path | None = declare(
         None, "JSON or YAML file that describes a model which does not describe itself, as detector.json does"
     )
@@ -159,15 +161,15 @@ class ModelConfig:
 class DetectConfig:
     """How the detector runs. The defaults are measured; BENCHMARKS.md has the figures."""
 
-    score_threshold: Share = declare(0.25, "least confidence of a detection", rows=True)
-    iou_threshold: Share = declare(0.45, "boxes of one class that overlap more than this are one object", rows=True)
-    classes: ListOf[str] = declare((), "keep only these class names; default: all", rows=True)
-    max_detections: Count = declare(100, "most detections of one image", rows=True)
+    score_threshold: Share = declare(0.25, "least confidence of a detection", identity="rows")
+    iou_threshold: Share = declare(0.45, "boxes of one class that overlap more than this are one object", identity="rows")
+    classes: ListOf[str] = declare((), "keep only these class names; default: all", identity="rows")
+    max_detections: Count = declare(100, "most detections of one image", identity="rows")
     labels_per_box: Literal["best", "several"] = declare(
         "best",
         "best: a box has its best class; several: each class above score_threshold makes a detection, as Darknet and Ultralytics "
         "evaluate",
-        rows=True,
+        identity="rows",
     )
     min_agreement: Share = declare(
         0.9, "reject a version whose detections match its golden images (assets.extra/golden) less than this; 0: no check"
@@ -206,7 +208,7 @@ class DetectConfig:
         None, "processes that read, decode and fit images; default: one for each core that this process may use"
     )
     max_megapixels: Annotated[float, Field(ge=0.01, le=MOST)] = declare(
-        100.0, "refuse larger images by their header; for JPEG, by the size after scaled decoding"
+        100.0, "refuse larger images by their header; for JPEG, by the size after scaled decoding", identity="limits"
     )
     scaled_decode: bool = declare(
         True, "decode large JPEGs at 1/2, 1/4 or 1/8 if at least 1.5 times the model's input size remains"
@@ -229,9 +231,9 @@ class ReadConfig:
     """How images are read."""
 
     read_threads: Threads = declare(16, "images read in parallel from storage, by all feeder processes together")
-    max_file_mb: Positive = declare(256.0, "refuse larger files before reading them")
+    max_file_mb: Positive = declare(256.0, "refuse larger files before reading them", identity="limits")
     fps: Annotated[float, Field(ge=0.001, le=1000.0)] = declare(
-        1.0, "frames of a video that are read for each second of it; needs the extra video"
+        1.0, "frames of a video that are read for each second of it; needs the extra video", applies="batch"
     )
 
     @property
@@ -249,7 +251,7 @@ class WriteConfig:
         30.0, "most seconds of rows in one file, in a stream at most 10; a killed job of one process repeats at most these"
     )
     export: ListOf[ExportFormat] = declare(  # type: ignore[valid-type]
-        (), "at the end, export the results in these formats too, as detect-objects export does at any time"
+        (), "at the end, export the results in these formats too, as detect-objects export does at any time", applies="batch"
     )
     samples: Annotated[int, Field(ge=0, le=MOST)] = declare(0, "write this many annotated images under samples/")
 
@@ -264,11 +266,13 @@ class WriteConfig:
 class StreamConfig:
     """The settings of streaming jobs, whose input is a Pub/Sub subscription and whose output is the topic of the detections."""
 
-    archive: Path = declare("", "folder for the rows as files, as batch jobs write them, and for summary and report")
-    dead_letter_topic: str = declare("", "topic for dead letters, which are also written to files")
-    answer_topic: str = declare("", "topic for one answer per request; default: no answers")
+    archive: Path = declare(
+        "", "folder for the rows as files, as batch jobs write them, and for summary and report", applies="streaming"
+    )
+    dead_letter_topic: str = declare("", "topic for dead letters, which are also written to files", applies="streaming")
+    answer_topic: str = declare("", "topic for one answer per request; default: no answers", applies="streaming")
     answer_deadline_s: Annotated[float, Field(ge=0.1, le=MOST)] = declare(
-        60.0, "longest time to a request's answer, which then names the missing images"
+        60.0, "longest time to a request's answer, which then names the missing images", applies="streaming"
     )
     allow_uri_prefix: ListOf[Path] = declare(
         (),
@@ -276,7 +280,7 @@ class StreamConfig:
         "further folders for images named by dead letters and by manifests that a glob found",
     )
     deduplicate_s: Annotated[float, Field(ge=1.0, le=MOST)] = declare(
-        600.0, "seconds within which each generation of an image gets one result"
+        600.0, "seconds within which each generation of an image gets one result", applies="streaming"
     )
 
 
@@ -324,6 +328,7 @@ class Config:
         "the days of {date}: 2026-11-20, 2026-11-01..2026-11-20, today, yesterday, or 'last 7 days', up to yesterday; "
         "a day begins in this machine's time zone, which the environment variable TZ sets",
         validate_default=True,
+        applies="batch",
     )
     output: Path = declare("", "folder for the results, local or gs://")
     mode: Literal["batch", "streaming"] = declare("batch", "batch: files in, files out; streaming: Pub/Sub in, Pub/Sub out")
@@ -331,17 +336,22 @@ class Config:
         "DirectRunner", "DirectRunner (in this process), PrismRunner, FlinkRunner, PortableRunner, SparkRunner or DataflowRunner"
     )
     max_dead_share: Share = declare(
-        0.5, "exit with 4 when a larger share of the images, of those that were tried or of all, has only a dead letter"
+        0.5,
+        "exit with 4 when a larger share of the images, of those that were tried or of all, has only a dead letter",
+        applies="batch",
     )
-    allow_empty: bool = declare(False, "accept an input that names no image")
+    allow_empty: bool = declare(False, "accept an input that names no image", applies="batch")
     when_busy: Literal["wait", "skip", "stop"] = declare(
         "wait",
         "if another run is processing the same images: wait for up to an hour, skip (exit code 0; 3 where that run has written "
         "nothing for six hours), or stop (exit code 3)",
+        applies="batch",
     )
-    again: bool = declare(False, "detect images that are done again, too; the newest row of an image counts")
+    again: bool = declare(False, "detect images that are done again, too; the newest row of an image counts", applies="batch")
     retry_dead: Annotated[bool, Strict()] | SomePath = declare(
-        False, "retry failed images: the input is the dead letters of the output, or of the results folder that it names"
+        False,
+        "retry failed images: the input is the dead letters of the output, or of the results folder that it names",
+        applies="batch",
     )
     beam_options: Mapping[str, _BeamOption] = Field(
         default_factory=dict, description="options of Beam and its runners, by their flag's name"

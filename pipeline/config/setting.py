@@ -76,16 +76,22 @@ Engine = Annotated[str, AfterValidator(_engine)]
 Device = Annotated[str, AfterValidator(_device)]
 
 
-def declare(default: Any, help_text: str, *, rows: bool = False, **more: Any) -> Any:
+Identity = Literal["rows", "limits", "none"]
+Applies = Literal["batch", "streaming", ""]
+
+
+def declare(default: Any, help_text: str, *, identity: Identity = "none", applies: Applies = "", **more: Any) -> Any:
     """Declares a setting.
 
     Args:
       default: Its default.
       help_text: Its help, in one line.
-      rows: Whether it decides which rows come out of the detector: rows of another value count for nothing then.
+      identity: What it decides. `rows`: which rows come out of the detector, so that rows of another value do not count;
+        `limits`: which images are refused, so that their dead letters of another value do not count; `none`: neither.
+      applies: The mode of the jobs that use it; empty: both.
       more: What else pydantic's `Field` takes.
     """
-    return Field(default=default, description=help_text, json_schema_extra={"rows": rows}, **more)
+    return Field(default=default, description=help_text, json_schema_extra={"identity": identity, "applies": applies}, **more)
 
 
 class Setting(NamedTuple):
@@ -112,6 +118,16 @@ class Setting(NamedTuple):
         if self.schema.get("type") == "object" or not self.help:
             return ""
         return "--model" if self.key == "model.path" else "--" + self.name.replace("_", "-")
+
+    @property
+    def identity(self) -> Identity:
+        """What it decides; see `declare`. The keys of a model's description decide on its rows."""
+        return self.schema.get("identity", "rows" if self.key.startswith("model.") else "none")  # type: ignore[no-any-return]
+
+    @property
+    def applies(self) -> Applies:
+        """The mode of the jobs that use it; empty: both."""
+        return self.schema.get("applies", "")  # type: ignore[no-any-return]
 
     @property
     def help(self) -> str:

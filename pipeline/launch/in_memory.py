@@ -29,12 +29,27 @@ from apache_beam.runners.runner import PipelineResult, PipelineState
 
 from models.own_python import environment
 from pipeline.beam_internals import add_up_metrics_at_once
+from pipeline.errors import ConfigError
 from pipeline.stats.process import PROCESS
 
 _WAKE_SECONDS = 0.2  # another thread may get a signal; Python runs its handler when the main thread wakes up
 _CANCEL_SECONDS = 20.0  # a step that does not end by then, such as one that waits for storage, ends with the process
 _LOOK_SECONDS = 0.02
 _COPIES = 2  # one reads images while the other detects and publishes
+
+
+def check(options: Any) -> None:
+    """Refuses workers that would not be started: Beam itself would only warn.
+
+    Raises:
+      ConfigError: There are some.
+    """
+    direct = options.view_as(DirectOptions)
+    if direct.direct_num_workers != 1 and direct.direct_running_mode in (None, "in_memory"):
+        raise ConfigError(
+            f"direct_num_workers {direct.direct_num_workers}: expected --direct_running_mode multi_processing beside it; one "
+            "process uses all cores"
+        )
 
 
 class InMemoryRunner(FnApiRunner):

@@ -80,6 +80,7 @@ def checked_job(config: Config, beam_flags: Sequence[str], command: str, started
     given = options.get_all_options()
     if missing := [flags for flags in runner.needs if not any(given[flag[2:]] for flag in flags.split(" or "))]:
         raise ConfigError(f"runner {runner.name}: expected {' and '.join(missing)}")
+    _check_taken(runner, beam_flags)
     runner.check(options)
     if config.mode == "streaming":
         runner.check_stream(options)
@@ -109,6 +110,21 @@ def beam_options(config: Config, beam_flags: Sequence[str]) -> PipelineOptions:
     if portable.job_endpoint:
         _check_reachable(portable.job_endpoint)
     return options
+
+
+def _check_taken(runner: Runner, beam_flags: Sequence[str]) -> None:
+    """Refuses flags that another runner takes; what a config file has for its own runner may stay when a flag chooses another.
+
+    Raises:
+      ConfigError: There is one.
+    """
+    given = {flag.partition("=")[0] for flag in beam_flags if flag.startswith("--")}
+    for options in {kind for other in RUNNERS for kind in other.takes}.difference(runner.takes):
+        parser = argparse.ArgumentParser(add_help=False)
+        options._add_argparse_args(parser)
+        if unused := given.intersection(parser._option_string_actions):
+            able = " or ".join(other.name for other in RUNNERS if options in other.takes)
+            raise ConfigError(f"{min(unused)}: expected --runner {able}; {runner.name} does not use it")
 
 
 def _check_workers(config: Config, runner: Runner, options: PipelineOptions) -> None:

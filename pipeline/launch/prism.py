@@ -19,7 +19,7 @@ from typing import Any
 from apache_beam.version import __version__
 
 from pipeline.beam_internals import fetch_prism
-from pipeline.errors import RunnerError
+from pipeline.errors import ConfigError, RunnerError
 from pipeline.failures import one_line
 
 _START_SECONDS = 30.0
@@ -74,6 +74,24 @@ def _read_log(log: Any, endpoints: queue.SimpleQueue[str]) -> None:
             if found := re.search(rb"Serving JobManagement.*endpoint=(\S+:\d+)", line):
                 endpoints.put(found[1].decode())
     endpoints.put("")
+
+
+def check(options: Any) -> None:
+    """Makes sure that Prism can be started, and that no option names another server, which would not be used.
+
+    Raises:
+      ConfigError: One does.
+      RunnerError: There is no Prism.
+    """
+    from apache_beam.options.pipeline_options import PortableOptions
+
+    portable = options.view_as(PortableOptions)
+    for name in ("job_endpoint", "environment_type"):
+        if value := getattr(portable, name):
+            raise ConfigError(
+                f"{name} {value}: expected none, since PrismRunner starts its own server; or --runner PortableRunner"
+            )
+    prism_binary(options)
 
 
 def prism_binary(options: Any) -> str:

@@ -12,11 +12,19 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from apache_beam.options.pipeline_options import (
+    DirectOptions,
+    FlinkRunnerOptions,
+    PipelineOptions,
+    PortableOptions,
+    PrismRunnerOptions,
+    SparkRunnerOptions,
+)
 from apache_beam.runners.runner import create_runner
 
 from pipeline.beam_internals import drain_dataflow_job
 from pipeline.errors import RunnerError
-from pipeline.launch import dataflow, flink, prism
+from pipeline.launch import dataflow, flink, in_memory, prism
 
 
 def _nothing(*_: Any) -> str:
@@ -46,6 +54,7 @@ class Runner:
         is sure to hold them.
       check: Checks that the runner can be reached or started, given Beam's options; raises a `RunnerError` if not.
       check_stream: Checks the options of a stream, and sets the defaults of all streams.
+      takes: The classes of Beam's options that are of this runner, and not of all.
       served: Keeps a server that the runner needs alive during a block, given Beam's options.
     """
 
@@ -62,6 +71,7 @@ class Runner:
     wait: Callable[[Any], object] = operator.methodcaller("wait_until_finish")
     end_stream: Callable[[Any], object] = _nothing
     finalizes_early: bool = False
+    takes: tuple[type[PipelineOptions], ...] = ()
     check: Callable[[Any], object] = _nothing
     check_stream: Callable[[Any], object] = _nothing
     served: Callable[[Any], AbstractContextManager[object]] = contextlib.nullcontext
@@ -78,31 +88,44 @@ class Runner:
 
 _IN_PROCESS = "when its results are published and its rows are durable"
 _BY_CHECKPOINT = "one checkpoint after the one that covers it"
+_OF_FLINK = (PortableOptions, FlinkRunnerOptions, flink.FlinkStreamOptions)
 
 RUNNERS = (
     # Beam itself would choose Prism if it finds it, and for streams a runner that acknowledges messages before it processes
     # them. Its in-memory runner is faster (BENCHMARKS.md).
-    Runner("DirectRunner", _IN_PROCESS, in_process=True, beam_name="pipeline.launch.in_memory.InMemoryRunner"),
+    Runner(
+        "DirectRunner",
+        _IN_PROCESS,
+        in_process=True,
+        beam_name="pipeline.launch.in_memory.InMemoryRunner",
+        takes=(DirectOptions,),
+        check=in_memory.check,
+    ),
     Runner(
         "PrismRunner",
         _IN_PROCESS,
         in_process=True,
         stream_experiments=("prism_disable_sdf_split",),  # a poller cannot be split
-        check=prism.prism_binary,
+        takes=(PrismRunnerOptions,),
+        check=prism.check,
         served=prism.running_prism,
     ),
     Runner(
         "FlinkRunner",
         _BY_CHECKPOINT,
         beam_name="pipeline.launch.flink.FlinkRunner",
+        takes=_OF_FLINK,
         finalizes_early=True,
         check_stream=flink.check_stream,
         end_stream=operator.methodcaller("stop"),
         needs=("--job_endpoint or --flink_job_server_jar",),
     ),
-    Runner("PortableRunner", _BY_CHECKPOINT, finalizes_early=True, needs=("--job_endpoint",)),
+    Runner(
+        "PortableRunner", _BY_CHECKPOINT, finalizes_early=True, takes=(*_OF_FLINK, SparkRunnerOptions), needs=("--job_endpoint",)
+    ),
     Runner(
         "SparkRunner",
+        takes=(PortableOptions, SparkRunnerOptions),
         # https://beam.apache.org/documentation/runners/capability-matrix/: neither of the two works on Spark
         no_stream="Spark has no bundle finalization and cannot resume an unbounded source; it runs batch jobs only",
         needs=("--job_endpoint",),

@@ -57,17 +57,9 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
 def _check_settings(config: Config) -> None:
     if len(config.input) != 1:
         raise InputError(f"expected one subscription as --input, got {len(config.input)} inputs")
-    if config.again:
-        raise ConfigError("again: expected --mode batch, since a stream detects whatever its messages name")
-    if config.retry_dead:
-        raise ConfigError(
-            "retry_dead: expected --mode batch; a stream retries the messages of a dead-letter topic given as --input"
-        )
     runner = runner_named(config.runner)
     if runner.no_stream:
         raise ConfigError(f"runner {runner.name}: {runner.no_stream}")
-    if config.write.export:
-        raise ConfigError("export: expected --mode batch; detect-objects export exports the archive of a stream at any time")
     if config.stream.answer_topic and not runner.in_process:
         able = " or ".join(other.name for other in RUNNERS if other.in_process)
         raise ConfigError(f"answer_topic: answers by request need {able}, where all runs in one process; got {runner.name}")

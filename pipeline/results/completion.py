@@ -7,7 +7,7 @@ loading all use this one number: an image generation with a row of the same key 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,10 +16,8 @@ from pipeline.config import settings
 from pipeline.records import name_bytes, row_bytes
 from pipeline.results.layout import DETECTIONS
 
-# The settings of the detector that decide which rows come out. Precision and reduced decoding change only their last digits.
-_ROW_SETTINGS = tuple(each.name for each in settings() if each.schema.get("rows"))
-# All settings of the model decide on rows, except these: they change from release to release, or with the machine.
-_OF_RELEASES = ("model_version", "model_poll_s", "path", "name")
+# A setting that has its default stays out of the hash, so that a new one changes no row; but these stand in each since 0.1.0.
+_ALWAYS = frozenset({"score_threshold", "iou_threshold", "classes", "max_detections", "max_megapixels", "max_file_mb"})
 _OF_0_1_0 = {"server_timeout_s": 30.0, "server_wait_s": 600.0}  # they decide on no row, but stand in the hash of its rows
 
 
@@ -46,20 +44,22 @@ class RowVersion(NamedTuple):
           settings: All settings of the job, nested.
           model: Name and version of its model.
         """
-        detect, of_model = settings.get("detect", {}), settings.get("model", {})
-        of_rows = {name: value for name in _ROW_SETTINGS if (value := detect.get(name)) is not None}
-        if of_rows.get("labels_per_box") == "best":  # rows from before there was this setting keep their hash
-            del of_rows["labels_per_box"]
+        of_rows = {name: value for name, value in _deciding(settings, "rows") if value is not None} | _OF_0_1_0
         of_rows["classes"] = sorted(of_rows.get("classes", ()))
-        # A setting without a value is left out, so that a new setting keeps the hash of jobs that do not use it.
-        of_rows |= {name: value for name, value in of_model.items() if name not in _OF_RELEASES and value is not None}
-        of_rows |= _OF_0_1_0
-        limits = {"max_megapixels": detect.get("max_megapixels"), "max_file_mb": settings.get("read", {}).get("max_file_mb")}
-        return RowVersion(*model, _hash(of_rows), _hash(of_rows | limits))
+        return RowVersion(*model, _hash(of_rows), _hash(of_rows | dict(_deciding(settings, "limits"))))
 
     def settings_of(self, kind: str) -> str:
         """The hash in the column `settings` of a kind of rows."""
         return self.settings if kind == DETECTIONS else self.limits
+
+
+def _deciding(values: Mapping[str, Any], identity: str) -> Iterator[tuple[str, Any]]:
+    """The names and values of the settings of all sections that decide on rows, or on limits."""
+    for each in settings():
+        section, _, name = each.key.rpartition(".")
+        value = (values.get(section, {}) if section else values).get(name)
+        if each.identity == identity and (name in _ALWAYS or value != each.default):
+            yield name, value
 
 
 UNKNOWN = RowVersion()

@@ -38,6 +38,16 @@ REFUSED = {
     # workers that are processes used to find no image, or to write where nobody looked
     "a relative input": ([*PROCESSES, "--input=photos/"], "input: expected gs:// or an absolute path, since workers begin in"),
     "a relative output": ([*PROCESSES, "--output=out/"], "output: expected gs:// or an absolute path, since workers begin in"),
+    "workers that are not started": (["--direct_num_workers=4"], "direct_num_workers 4: expected --direct_running_mode multi"),
+    "a job server beside Prism": (
+        ["--runner=PrismRunner", JOB_SERVER],
+        "job_endpoint: expected --runner FlinkRunner or Portable",
+    ),
+    "Flink's flag elsewhere": (["--flink_master=h:1"], "flink_master: expected --runner FlinkRunner or PortableRunner; DirectR"),
+    "processes of another runner": (
+        ["--runner=SparkRunner", JOB_SERVER, "--direct_running_mode=multi_processing"],
+        "--direct_running_mode: expected --runner DirectRunner; SparkRunner does not use it",
+    ),
     "an option that Beam refuses": (["--pickle_library=dill"], "pickle_library=dill"),
     "a stream in two processes": ([*STREAM, "--direct_running_mode=multi_processing"], "DirectRunner runs in one process; leave"),
     "a stream on Spark": ([*STREAM, "--runner=SparkRunner"], "runner SparkRunner: Spark has no bundle finalization"),
