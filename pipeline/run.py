@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return work()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the import takes seconds, and nobody can be notified yet
         notify = importlib.import_module("pipeline.launch.notify")
-        return int(notify.notifying(monitoring.notify, log, work))
+        return int(notify.notifying(monitoring.notify.get_secret_value(), log, work))
 
 
 def _monitoring(argv: Sequence[str]) -> MonitoringConfig:
@@ -93,7 +93,9 @@ def _run(argv: Sequence[str], started_at: float) -> int:
         raise ConfigError("no output: expected --output with a folder, local or gs://")
     with gc_paused():
         launch = importlib.import_module(f"pipeline.launch.{'streaming' if config.mode == 'streaming' else 'batch'}")
-    command = shlex.join(["python", "-m", "pipeline.run", *masked_arguments(argv)])
+    command = shlex.join(
+        ["python", "-m", "pipeline.run", *masked_arguments(argv, [each.flag for each in settings() if each.is_secret])]
+    )
     job = launch.prepare(config, beam_flags, command, started_at)
     check_model_is_named(config.model, config.detect)
     return int(launch.show_plan(job) if flags.dry_run else launch.run(job))

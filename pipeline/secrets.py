@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 MASK = "***"
 _SECRET = r"(?:secret|key|token|passw|(?<![a-z])pass(?![a-z])|pwd|credential|connection[-_]?string)"  # noqa: S105  words
 _NAME = re.compile(_SECRET, re.IGNORECASE)
-_VALUE = r"""("[^"]*"|'[^']*'|[^\s,;&"'}]+)"""
-_NAMED = rf"(?:(?:{_SECRET}|signature|x-(?:amz|goog)-)[\w.-]{{0,99}}|(?<![a-z_])sig)"
-_PAIR = re.compile(rf"""({_NAMED}(?:=|["']\s*[:=]\s*)){_VALUE}""", re.IGNORECASE)
+_VALUE = r"""(\\+".*?\\+"|"[^"]*"|'[^']*'|[^\s,;&"'}]+)"""
+_PLAIN = r"(?<![a-z])(?:password|passwd|pwd|(?:api|access|account|secret|private)[-_]?key|secret|token)"  # before ": " and " = "
+_NAMED = rf"(?:(?:{_SECRET}|signature|x-(?:amz|goog)-)[\w.-]{{0,99}}|(?<![a-z_])sig|hdn(?:ts|ea|tl))"
+_PAIR = re.compile(rf"""((?:{_NAMED}(?:=|\\*["']\s*[:=]\s*)|{_PLAIN}\s*[:=]\s+)){_VALUE}""", re.IGNORECASE)
+_COOKIE = re.compile(r"""(\bcookie\s*:\s*)[^'"\r\n]+""", re.IGNORECASE)
 _HEADER = re.compile(
     r"(\bauthorization\s*:\s*(?:\w+\s+)?|\bbearer\s+|\bx-[\w-]{0,40}(?:key|token)\s*:\s*)[^\s'\",;]+", re.IGNORECASE
 )
@@ -115,17 +117,10 @@ def masked_text(text: str) -> str:
     >>> masked_text('cannot connect: AccountName=a;AccountKey=bQ==;{"TOKEN": "x y"}')
     'cannot connect: AccountName=a;AccountKey=***;{"TOKEN": ***}'
     """
-    return _HEADER.sub(rf"\g<1>{MASK}", _PAIR.sub(rf"\g<1>{MASK}", with_public_addresses(text)))
-
-
-def masked_url(url: str) -> str:
-    """The host of a webhook's URL.
-
-    >>> masked_url("https://me:pw@hooks.example/T0/B1?x=y"), masked_url("")
-    ('https://hooks.example/***', '')
-    """
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{re.split('[/?#]', rest)[0].rpartition('@')[2]}/{MASK}" if url else ""
+    text = with_public_addresses(text)
+    for found in (_PAIR, _HEADER, _COOKIE):
+        text = found.sub(rf"\g<1>{MASK}", text)
+    return text
 
 
 def masked_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,8 +128,8 @@ def masked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: MASK if is_secret(name) else without_secrets(value, masked_text) for name, value in options.items()}
 
 
-def masked_arguments(arguments: Iterable[str]) -> Iterator[str]:
-    """The arguments of a command line, with secrets masked.
+def masked_arguments(arguments: Iterable[str], secret_flags: Collection[str] = ()) -> Iterator[str]:
+    """The arguments of a command line, with secrets masked: those of these flags, and those that a name says to be secret.
 
     >>> list(masked_arguments(["--s3_session_token", "abc", "--azure_connection_string=a=b", "--output", "o"]))
     ['--s3_session_token', '***', '--azure_connection_string=***', '--output', 'o']
@@ -143,7 +138,7 @@ def masked_arguments(arguments: Iterable[str]) -> Iterator[str]:
     for argument in arguments:
         if argument.startswith("--"):
             name, given, _ = argument.partition("=")
-            secret = name == "--notify" or is_secret(name)
+            secret = name in secret_flags or is_secret(name)
             hides = secret and not given
             yield f"{name}={MASK}" if secret and given else masked_text(argument)
         else:

@@ -172,8 +172,8 @@ def another(setting):
     """A value that a setting takes and that is not its default."""
     if "enum" in setting.schema:
         return next(value for value in setting.schema["enum"] if value != setting.default)
-    share = setting.schema.get("maximum") == 1
-    of_kind = {"boolean": not setting.default, "number": 0.75 if share else 90.0, "integer": 7, "array": ["csv"], "string": "2026-11-20"}
+    number = 0.75 if setting.schema.get("maximum") == 1 else 90.0
+    of_kind = {"boolean": not setting.default, "number": number, "array": ["csv"], "string": "2026-11-20"}
     return of_kind[setting.schema["type"]]
 
 

@@ -1,6 +1,7 @@
 """Secrets among Beam's options are in nothing that is written or shown."""
 
 import json
+import pickle
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from pipeline import run
+from pipeline.config import load_config
 from pipeline.failures import ImageError
 from pipeline.monitoring import health
 from pipeline.records import ImageRef, dead_letter_row
@@ -16,6 +18,7 @@ from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
 from pipeline.stream.messages import Message, parse_message
 from pipeline.stream.outgoing import dead_letter_message
+from pipeline.stream.run import RunSettings
 from tests.conftest import write_bright_image
 from tests.forked_jobs import KILLED, Moment, run_forked
 from tests.launch.test_notify import Webhook
@@ -129,12 +132,42 @@ def test_what_is_no_secret_names_its_image(uri):
         "Authorization: Basic hunter2",
         "x-api-key: hunter2",
         "API_PASS=hunter2 detect",
+        "password: hunter2",
+        "api_key: hunter2",
+        "AccountKey = hunter2",
+        "Cookie: id=hunter2; other=hunter2",
+        '{"env": "{\\"TOKEN\\": \\"hunter2 x\\", \\"A\\": 1}"}',
+        "https://h/a?hdnts=exp=1~acl=/*~hmac=hunter2",
+        "/a?hdnts=exp=1~hmac=hunter2 is away",
         '{"url": "https://h/a?se=2026\\u0026sig=hunter2"}',
         "<a href='https://h/a?se=2026&amp;sig=hunter2'>",
     ],
 )
 def test_a_text_shows_no_secret(text):
     assert "hunter2" not in masked_text(text)
+
+
+@pytest.mark.parametrize("text", ["expected 'key: value' lines", "2 tokens: a, b", "unknown key 'a'; did you mean 'b'?"])
+def test_a_text_without_a_secret_stays(text):
+    assert masked_text(text) == text
+
+
+@pytest.mark.parametrize("where", ["a flag", "a file"])
+def test_a_webhook_that_is_none_is_not_printed(where, tmp_path, capsys):
+    """Its path is all that it takes to post there."""
+    (tmp_path / "job.yaml").write_text("monitoring: {notify: hooks.example/hunter2}")
+    flags = ["--notify", "hooks.example/hunter2"] if where == "a flag" else ["--config", str(tmp_path / "job.yaml")]
+    assert run.main(["--input", "a.jpg", "--output", "out", "--model", "digits", *flags]) == 2
+    said = capsys.readouterr().err
+    assert "expected a URL with http:// or https://, got ***" in said and "hunter2" not in said
+
+
+def test_what_steps_take_to_their_workers_has_no_secret_of_the_launcher():
+    secret = {"monitoring.notify": "https://hooks.example/hunter2", "beam_options": {"s3_session_token": "hunter2"}}
+    config = load_config([], {**secret, "stream.archive": "gs://b/rows"})
+    assert b"hunter2" not in pickle.dumps(RunSettings("job", config))
+    assert "hunter2" not in repr(config.monitoring)
+    assert RunSettings("job", config).config.stream == config.stream
 
 
 def test_a_long_text_is_masked_at_once():

@@ -60,7 +60,8 @@ def what_is_wrong(err: ValidationError, source: str, flags: Mapping[str, str], k
     wanted = first["msg"]
     for pattern, words in _WORDS.items():
         wanted = re.sub(pattern, words, wanted)
-    got = MASK if key.startswith("beam_options.") and is_secret(key) else _shown(first["input"])
+    hidden = [setting.key for setting in known if setting.is_secret]
+    got = MASK if key in hidden or (key.startswith("beam_options.") and is_secret(key)) else _shown(first["input"])
     place = flags.get(key) or ": ".join(filter(None, (source, key)))
     return " ".join(f"{place}: {wanted}, got {got}".split())
 

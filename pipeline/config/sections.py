@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import functools
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    SecretStr,
     Strict,
     TypeAdapter,
     ValidationError,
@@ -45,7 +47,7 @@ from pipeline.config.setting import (
     settings_in,
 )
 from pipeline.errors import ConfigError
-from pipeline.secrets import masked_options, masked_url, without_secrets
+from pipeline.secrets import masked_options, without_secrets
 
 _Section = TypeVar("_Section")
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -63,8 +65,8 @@ def _text(value: Any) -> Any:
     return str(value) if type(value) is int or isinstance(value, datetime.date) else value
 
 
-def _webhook(url: str) -> str:
-    if url and not url.lower().startswith(("http://", "https://")):
+def _webhook(url: SecretStr) -> SecretStr:
+    if url and not url.get_secret_value().lower().startswith(("http://", "https://")):
         raise ValueError("expected a URL with http:// or https://")
     return url
 
@@ -86,7 +88,7 @@ def _checked(section: type[_Section]) -> type[_Section]:
     return section
 
 
-_Webhook = Annotated[str, AfterValidator(_webhook)]
+_Webhook = Annotated[SecretStr, AfterValidator(_webhook)]
 _BeamOption = Annotated[Any, AfterValidator(_beam_option)]
 _Input = Annotated[SomePath, AfterValidator(days.check_places)]
 _Text = Annotated[str, BeforeValidator(_text)]
@@ -301,7 +303,7 @@ class MonitoringConfig:
     log_level: Literal["debug", "info", "warning", "error"] = declare(
         "warning", "least severity of log lines; error: also no progress"
     )
-    notify: _Webhook = declare("", "webhook URL that gets the summary as JSON when the job has ended")
+    notify: _Webhook = declare(SecretStr(""), "webhook URL that gets the summary as JSON when the job has ended")
 
 
 @_checked
@@ -392,8 +394,11 @@ class Config:
     def as_dict(self) -> dict[str, Any]:
         """The settings as nested dicts and lists, with secrets masked."""
         plain: dict[str, Any] = without_secrets(TypeAdapter(Config).dump_python(self, mode="json"))
-        monitoring = {**plain["monitoring"], "notify": masked_url(self.monitoring.notify)}
-        return {**plain, "beam_options": masked_options(plain["beam_options"]), "monitoring": monitoring}
+        return {**plain, "beam_options": masked_options(plain["beam_options"])}
+
+    def of_steps(self) -> Config:
+        """The settings that steps take to their workers: none of the launcher alone, which may be secret."""
+        return dataclasses.replace(self, monitoring=MonitoringConfig(), beam_options={})
 
 
 @functools.cache

@@ -125,6 +125,11 @@ class Setting(NamedTuple):
         return self.schema.get("identity", "rows" if self.key.startswith("model.") else "none")  # type: ignore[no-any-return]
 
     @property
+    def is_secret(self) -> bool:
+        """Whether its value is a `SecretStr`, which nothing prints."""
+        return bool(self.schema.get("writeOnly"))
+
+    @property
     def applies(self) -> Applies:
         """The mode of the jobs that use it; empty: both."""
         return self.schema.get("applies", "")  # type: ignore[no-any-return]

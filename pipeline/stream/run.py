@@ -65,6 +65,10 @@ class RunSettings:
     finalizes_early: bool = False
     worker_context: WorkerContext | None = None
 
+    def __post_init__(self) -> None:
+        """Leaves out what steps do not use, and which may be secret, such as a webhook."""
+        object.__setattr__(self, "config", self.config.of_steps())
+
     @property
     def writer(self) -> RowWriter:
         """Writes the rows of its archive."""

@@ -77,7 +77,7 @@ def test_a_webhook_gets_three_tries_and_its_failure_is_one_warning(statuses, tri
         assert webhook.got == [{"exit_code": 0}] * tries
     err = capsys.readouterr().err
     assert "hunter2" not in err and err.count("\n") == bool(warns)
-    assert not warns or (err.startswith("warning: notification failed: http://127.0.0.1:") and "/***: " in err and warns in err)
+    assert not warns or err == f"warning: notification failed: {warns}\n"
 
 
 def test_a_job_that_is_refused_is_told_too_and_its_exit_code_stays(tmp_path, at_once, capsys):
@@ -87,7 +87,7 @@ def test_a_job_that_is_refused_is_told_too_and_its_exit_code_stays(tmp_path, at_
         (told,) = webhook.got
     assert told["exit_code"] == 2 and "--iou-threshold" in told["error"]
     assert run.main([*refused, "http://127.0.0.1:1/x"]) == 2
-    assert "warning: notification failed: http://127.0.0.1:1/***: ConnectionError" in capsys.readouterr().err
+    assert "warning: notification failed: ConnectionError" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
