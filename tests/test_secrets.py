@@ -31,7 +31,7 @@ beam_options:
   s3_region_name: eu-central-1
   environment_options: [password=hunter2-list]
 stream:
-  dead_letter_topic: https://me:hunter2@host/x
+  allow_uri_prefix: ["https://me:hunter2@host/x/"]
 """
 FLAGS = ("--s3_session_token=hunter2-flag", "--s3_secret_access_key", "hunter2-apart")
 
