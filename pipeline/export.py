@@ -11,6 +11,7 @@ Exit code 0: done; 1: failed, or an image of a crop cannot be read; 2: a wrong c
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -42,7 +43,10 @@ def _export(flags: argparse.Namespace) -> int:
     since = days_flag("--since", flags.since)[0] if flags.since else 0.0
     wanted = wanted_rows(flags)._replace(run=flags.run, since=since)
     if of_rows := [name for name in formats if name != _CROPS]:
-        done = export(output, of_rows, wanted, to, sort=flags.sort, ground_truth=flags.coco_ground_truth, allow_empty=False)
+        root = local_path(flags.root)
+        root = root.rstrip("/") if "://" in root or not root else os.path.realpath(root)
+        more = {"root": root, "ground_truth": flags.coco_ground_truth, "allow_empty": False}
+        done = export(output, of_rows, wanted, to, sort=flags.sort, **more)
         for note in done.notes:
             console.warning("%s", note)
         say([f"{done.rows} rows in {', '.join(done.files)}"])
@@ -70,6 +74,8 @@ def make_parser() -> argparse.ArgumentParser:
     add_row_flags(parser)
     add("--since", default="", metavar="DAY", help="only rows that were made from this day on (UTC)")
     add("--to", default="", metavar="FOLDER", help="where the files are written (default: exports/ in the results folder)")
+    help_text = "coco, yolo, voc: names of images count from here (default: the deepest folder that all have in common)"
+    add("--root", default="", metavar="FOLDER", help=help_text)
     add("--sort", action="store_true", help="sort rows by the images' URIs, in a temporary folder; not for crops")
     add("--coco-ground-truth", default="", metavar="FILE", help="COCO annotations whose image and category ids coco uses")
     add("--images", default="", metavar="FOLDER", help="crops: where the images are now (default: as the rows name them)")

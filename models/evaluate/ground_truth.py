@@ -173,9 +173,7 @@ def _yolo_dataset(path: Path) -> Labels:
     try:
         content = yaml.safe_load(path.read_bytes())
         split = next(content[key] for key in ("val", "test", "train") if content.get(key))
-        named = content["names"]
-        numbered = {int(number): str(name) for number, name in (named.items() if isinstance(named, dict) else enumerate(named))}
-        names = [numbered[number] for number in range(len(numbered))]
+        names = _names_of(content)
         root = path.parent / str(content.get("path") or "")
     except OSError as err:
         raise RowsError(f"{path} cannot be read: {err.strerror or err}") from err
@@ -193,8 +191,32 @@ def _yolo_dataset(path: Path) -> Labels:
     return _of_files(files, names, are_shares=True)
 
 
+def _names_of(dataset: Mapping[str, Any]) -> list[str]:
+    """The class names of a `data.yaml`, by number from 0."""
+    named = dataset["names"]
+    numbered = {int(number): str(name) for number, name in (named.items() if isinstance(named, dict) else enumerate(named))}
+    return [numbered[number] for number in range(len(numbered))]
+
+
+def _names_beside(folder: Path) -> Sequence[str]:
+    """The class names in the folder of labels or above it: in a file of names, or in the `data.yaml` of their data set."""
+    named = next((path for place in (folder, folder.parent) for name in _NAME_FILES if (path := place / name).is_file()), None)
+    datasets = [place / "data.yaml" for place in (folder.parent, folder.parent.parent)]
+    named = named or next((path for path in datasets if path.is_file()), None)
+    if not named:
+        return ()
+    try:
+        return _names_of(yaml.safe_load(named.read_bytes())) if named.suffix == ".yaml" else read_class_names(named)
+    except (OSError, ValueError) as err:
+        raise RowsError(f"{named}: expected one class name a line: {err}") from err
+    except (yaml.YAMLError, KeyError, TypeError, AttributeError) as err:
+        raise RowsError(
+            f"{named}: expected the key names, by number from 0 without gaps, got {type(err).__name__}: {err}"
+        ) from err
+
+
 def _yolo_folder(folder: Path, files: Sequence[Path]) -> Labels:
-    """YOLO labels with `classes.txt` or `obj.names` in the folder or above it.
+    """YOLO labels, with names as `_names_beside` finds them.
 
     An image in the same folder, or in `images/` beside `labels/`, that has no label file has no objects.
     """
@@ -205,13 +227,7 @@ def _yolo_folder(folder: Path, files: Sequence[Path]) -> Labels:
     images = top.with_name("images") if top.name == "labels" and top.with_name("images").is_dir() else top
     found = {_without_ending(image, images): image.with_suffix(".txt") for image in _images_in(images)} | labels
     read = [_yolo_file(path, image) for image, path in shown(sorted(found.items()), "labels", "files")]
-    places = [place / name for place in (folder, folder.parent) for name in _NAME_FILES]
-    named = next((path for path in places if path.is_file()), None)
-    try:
-        names = read_class_names(named) if named else ()
-    except (OSError, ValueError) as err:
-        raise RowsError(f"{named}: expected one class name a line: {err}") from err
-    return _of_files(read, names, are_shares=True)
+    return _of_files(read, _names_beside(folder), are_shares=True)
 
 
 def _yolo_file(path: Path, image: str) -> _File:

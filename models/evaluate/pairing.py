@@ -75,6 +75,8 @@ def pair(rows: Sequence[ImageRow], labels: Labels, match: Match) -> Pairing:
     sizes_wh = np.array([(row.width, row.height) for row in paired.values()])
     theirs = labels.sizes_wh[list(paired)]
     mismatches = int(((sizes_wh != theirs).any(axis=1) & (sizes_wh[:, 0] > 0) & (theirs[:, 0] > 0)).sum())
+    if classes_by == "class_id" and _only_numbers(labels.class_names):
+        labels = _named_by(classes, labels)
     return Pairing(_in_pixels(labels, paired), paired, unlabelled, classes, classes_by, ignored, mismatches)
 
 
@@ -152,6 +154,12 @@ def _pair_classes(found: Collection[tuple[str, int]], labels: Labels) -> tuple[d
         by_id, how = _pair_ids([(name, number + 1) for name, number in found], labels)
         return {(name, number - 1): place for (name, number), place in by_id.items()}, how
     return {(name, number): number for name, number in found if 0 <= number < len(labels.class_names)}, "class_id"
+
+
+def _named_by(classes: Mapping[tuple[str, int], int], labels: Labels) -> Labels:
+    """Labels whose classes are only numbers, with the names that the rows have for these."""
+    names = {place: name for (name, _), place in classes.items() if name}
+    return dataclasses.replace(labels, class_names=[names.get(place, name) for place, name in enumerate(labels.class_names)])
 
 
 def _only_numbers(names: Sequence[str]) -> bool:

@@ -44,7 +44,7 @@ ENGINES = {  # a name to the function that opens a model; a new engine is a row 
 
 EXPORT_FORMATS = {  # a name to the function that writes rows, and the names of its files; a new format is a row here and a module
     "csv": ("pipeline.write.write_csv:write_csv", "detections.csv"),
-    "coco": ("pipeline.write.write_coco:write_coco", "coco/results.json", "coco/images.json"),
+    "coco": ("pipeline.write.write_coco:write_coco", "coco/results.json", "coco/images.json", "coco/annotations.json"),
     "yolo": ("pipeline.write.write_labels:write_yolo", "yolo.zip"),
     "voc": ("pipeline.write.write_labels:write_voc", "voc.zip"),
     "cvat": ("pipeline.write.write_labels:write_cvat", "cvat.xml"),

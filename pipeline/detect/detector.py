@@ -143,7 +143,8 @@ class Detector:
 
     def model_stats(self, wait_s: float = 0.0) -> JobStats:
         """Facts of the model in use, and the figures of `canary_stats`."""
-        return JobStats(batch_sizes=self.batch_sizes, canary=self.canary_stats(wait_s), model_notes=self.model.notes)
+        notes, names = self.model.notes, self.model.metadata.class_names
+        return JobStats(batch_sizes=self.batch_sizes, canary=self.canary_stats(wait_s), model_notes=notes, class_names=names)
 
     def counted_swaps(self) -> Counter[str]:
         """`swaps` and `refusals` of versions and the canary's counts, since the last call."""

@@ -30,7 +30,7 @@ _SUMS = (
     *("read", "skipped", "done", "done_dead", "dead", "batches", "latencies", "publish_latencies", "finished", "publish_ms"),
     *("versions", "model_events", "objects", "outside", "confidences", "left_out"),
 )
-_LARGEST = ("last", "backlog_age_ms", "batch_sizes", "model_notes")
+_LARGEST = ("last", "backlog_age_ms", "batch_sizes", "model_notes", "class_names")
 
 ClassConfidences = Counter[tuple[str, Annotated[int, msgspec.Meta(ge=0, lt=BINS)]]]  # detections by class name and bin
 
@@ -67,6 +67,7 @@ class JobStats:
       batch_sizes: The allowed batch sizes of the model in use; empty if unknown.
       canary: Comparison of the newest canary with the version in use.
       model_notes: What a person should know of how the model in use runs.
+      class_names: The names of all classes of the model in use, by number.
       objects: Detected images by number of objects; numbers above `_MOST_OBJECTS` count as that.
       outside: Objects whose box lies for the most part outside of its image.
     """
@@ -94,6 +95,7 @@ class JobStats:
     batch_sizes: tuple[int, ...] = ()
     canary: CanaryStats | None = None
     model_notes: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
     objects: Counter[int] = dataclasses.field(default_factory=Counter)
     outside: int = 0
 
@@ -172,7 +174,8 @@ class JobStats:
 
     def take_model(self, other: JobStats) -> None:
         """Replaces the facts of the model in use by those that other statistics have."""
-        self.batch_sizes, self.canary, self.model_notes = other.batch_sizes, other.canary, other.model_notes
+        for name in ("batch_sizes", "canary", "model_notes", "class_names"):
+            setattr(self, name, getattr(other, name))
 
     def copy(self) -> JobStats:
         """An independent copy; it shares the images of the samples, which do not change."""

@@ -82,6 +82,7 @@ def summarise(stats: JobStats, facts: RunFacts) -> dict[str, Any]:
             **({"images_by_version": dict(stats.versions)} if len(stats.versions) > 1 else {}),
             "path": facts.config["model"]["path"],
             "allowed_batch_sizes": list(stats.batch_sizes),
+            "class_names": list(stats.class_names),
         },
         **({"canary": stats.canary.as_dict()} if stats.canary else {}),
         "config": dict(facts.config),

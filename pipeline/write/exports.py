@@ -16,12 +16,14 @@ from typing import Any, NamedTuple
 
 from pipeline.config.setting import EXPORT_FORMATS
 from pipeline.errors import InputError
+from pipeline.results.class_names import class_names_of
 from pipeline.results.current import current_rows
 from pipeline.results.layout import EXPORTS, check_output
 from pipeline.results.reader import undisturbed
 from pipeline.results.run import Run
 from pipeline.results.wanted import ALL, Wanted
 from pipeline.storage.files import create, move_files
+from pipeline.write.data_set import DataSet, data_set_of
 
 
 class Format(NamedTuple):
@@ -30,6 +32,8 @@ class Format(NamedTuple):
     files: tuple[str, ...]
     write: Callable[..., Sequence[str] | None]
 
+
+_DATA_SETS = ("coco", "yolo", "voc")  # whose images have names below a root
 
 FORMATS = {name: Format(tuple(files), pkgutil.resolve_name(writer)) for name, (writer, *files) in EXPORT_FORMATS.items()}
 
@@ -49,6 +53,7 @@ def export(
     to: str = "",
     *,
     sort: bool = False,
+    root: str = "",
     ground_truth: str = "",
     allow_empty: bool = True,
 ) -> Exported:
@@ -60,20 +65,24 @@ def export(
       wanted: Which rows.
       to: The folder of the files; empty: `exports/` in the results folder.
       sort: Whether rows are sorted by URI.
+      root: The folder from which names of images count in data sets; empty: the deepest that all images have in common.
       ground_truth: COCO annotations with the ids that `coco` uses; empty: its own ids.
       allow_empty: Whether an export may hold no row.
 
     Raises:
-      InputError: The ground truth has no COCO annotations, or there is no such row.
+      InputError: The ground truth has no COCO annotations, no image lies in the root, or there is no such row.
       UnreadableError: Rows cannot be read now, or some are damaged; an earlier export stays as it is.
       OutputError: The folder cannot be written.
     """
     staging, to = Run(to or output, f"export-{uuid.uuid4().hex[:12]}"), to or f"{output}/{EXPORTS}"
     check_output(to)
-    done = Exported([], 0, [])
+    done, data_set = Exported([], 0, []), None
     with staging.opened():
         for name in dict.fromkeys(formats):
-            more = {"ground_truth": ground_truth} if name == "coco" else {}
+            more: dict[str, Any] = {"ground_truth": ground_truth} if name == "coco" else {}
+            if name in _DATA_SETS:
+                data_set = data_set or undisturbed(partial(_data_set, output, wanted, root))
+                more["data_set"] = data_set
             read = partial(current_rows, output, wanted, sort=sort)
             rows, notes = undisturbed(partial(_write, FORMATS[name], read, staging.folder, **more))
             if not (rows or allow_empty):
@@ -83,7 +92,16 @@ def export(
     return done._replace(files=[f"{to}/{name}" for name in done.files])
 
 
-def _write(of: Format, read: Callable[[], Iterable[dict[str, Any]]], folder: str, **more: str) -> tuple[int, Sequence[str]]:
+def _data_set(output: str, wanted: Wanted, root: str) -> DataSet:
+    rows = current_rows(output, wanted)
+    first = next(rows, None)
+    data_set, models = data_set_of(rows if first is None else itertools.chain([first], rows), root)
+    if first and root and not data_set.has_images:
+        raise InputError(f"root {root}: expected a folder of images, found none of them in it; one is {first['image']['uri']}")
+    return data_set._replace(class_names=class_names_of(output, models) | data_set.class_names)
+
+
+def _write(of: Format, read: Callable[[], Iterable[dict[str, Any]]], folder: str, **more: Any) -> tuple[int, Sequence[str]]:
     """Writes the files of a format; returns the number of rows and the notes of its writer."""
     numbers = itertools.count()
     rows = (row for row, _ in zip(read(), numbers, strict=False))

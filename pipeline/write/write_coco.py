@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import posixpath
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, BinaryIO
@@ -12,14 +14,21 @@ from models.image_uris import archive_member
 from pipeline.errors import InputError
 from pipeline.records import row_bytes
 from pipeline.storage.files import read_file
+from pipeline.write.data_set import WHOLE_NAMES, DataSet, clip
 
 _SHOWN = 5  # names of classes
 
 
 def write_coco(
-    rows: Iterable[dict[str, Any]], results_file: BinaryIO, images_file: BinaryIO, ground_truth: str = ""
+    rows: Iterable[dict[str, Any]],
+    results_file: BinaryIO,
+    images_file: BinaryIO,
+    annotations_file: BinaryIO,
+    *,
+    data_set: DataSet = WHOLE_NAMES,
+    ground_truth: str = "",
 ) -> Sequence[str]:
-    """Writes a list of results, and a data set of their images without annotations, as rows come.
+    """Writes a list of results, a data set of their images without annotations, and one with them, as rows come.
 
     With a ground truth, image ids are those of its images with the same file name and category ids those of its categories
     with the same name; other images are left out, since a COCO evaluation refuses them. Without it, images count from 1 in
@@ -27,8 +36,10 @@ def write_coco(
 
     Args:
       rows: JSON rows of detections.
-      results_file: Gets `coco/results.json`.
+      results_file: Gets `coco/results.json`: all boxes with their confidences.
       images_file: Gets `coco/images.json`.
+      annotations_file: Gets `coco/annotations.json`: the boxes as labels, clipped to the images.
+      data_set: From where names of images count, and all classes.
       ground_truth: COCO annotations whose ids are used.
 
     Returns:
@@ -40,31 +51,42 @@ def write_coco(
     Source of the format: https://cocodataset.org/#format-results
     """
     image_ids, category_ids = _ids_of(ground_truth) if ground_truth else ({}, {})
-    categories: dict[int, str] = {}
+    categories = {number + 1: name for number, name in data_set.class_names.items()} if not ground_truth else {}
     written: Counter[int] = Counter()
     left_out, unknown = 0, Counter[str]()
-    results, images = JsonList(results_file, b"["), JsonList(images_file, b'{"images": [')
-    for number, row in enumerate(rows, 1):
-        image = row["image"]
-        image_id = image_ids.get(_file_name(image["uri"])) if ground_truth else number
-        if image_id is None:
-            left_out += 1
-            continue
-        if ground_truth:
-            written[image_id] += 1
-        images.add({"id": image_id, "file_name": image["uri"], "width": image["width"], "height": image["height"]})
-        for found in row["detections"]:
-            category = category_ids.get(found["class_name"]) if ground_truth else found["class_id"] + 1
-            if category is None:
-                unknown[found["class_name"]] += 1
+    results, annotations = JsonList(results_file, b"["), JsonList(annotations_file, b'{"annotations": [')
+    with tempfile.TemporaryFile() as listed:
+        images = JsonList(listed, b'"images": [')
+        for number, row in enumerate(rows, 1):
+            image = row["image"]
+            image_id = image_ids.get(_file_name(image["uri"])) if ground_truth else number
+            if image_id is None:
+                left_out += 1
                 continue
-            categories[category] = found["class_name"]
-            x0, y0, x1, y1 = found["box_xyxy"]
-            box_xywh = [x0, y0, round(x1 - x0, 2), round(y1 - y0, 2)]
-            results.add({"image_id": image_id, "category_id": category, "bbox": box_xywh, "score": found["confidence"]})
-    results_file.write(b"]\n")
-    named = [{"id": category, "name": name} for category, name in sorted(categories.items())]
-    images_file.write(b'],\n"annotations": [], "categories": ' + row_bytes(named) + b"}\n")
+            if ground_truth:
+                written[image_id] += 1
+            name = data_set.name_of(image["uri"])
+            images.add({"id": image_id, "file_name": name, "width": image["width"], "height": image["height"]})
+            for found in row["detections"]:
+                category = category_ids.get(found["class_name"]) if ground_truth else found["class_id"] + 1
+                if category is None:
+                    unknown[found["class_name"]] += 1
+                    continue
+                categories[category] = found["class_name"]
+                of_image = {"image_id": image_id, "category_id": category}
+                results.add({**of_image, "bbox": _xywh(found["box_xyxy"]), "score": found["confidence"]})
+                if box := clip(found["box_xyxy"], image):
+                    x, y, w, h = _xywh(box)
+                    label = {**of_image, "bbox": [x, y, w, h], "area": round(w * h, 2), "iscrowd": 0}
+                    annotations.add({"id": annotations.length + 1, **label})
+        named = [{"id": category, "name": name} for category, name in sorted(categories.items())]
+        end = b'],\n"categories": ' + row_bytes(named) + b"}\n"
+        results_file.write(b"]\n")
+        for file, beginning in ((images_file, b'{"annotations": [],\n'), (annotations_file, b"],\n")):
+            listed.seek(0)
+            file.write(beginning)
+            shutil.copyfileobj(listed, file)
+            file.write(end)
     classes = ", ".join(sorted(unknown)[:_SHOWN]) + ", …" * (len(unknown) > _SHOWN)
     duplicates = written.total() - len(written)
     notes = {
@@ -73,6 +95,11 @@ def write_coco(
         f"has {duplicates} images under the id of another one, since {ground_truth} tells them by file name alone": duplicates,
     }
     return [f"coco/ {note}" for note, holds in notes.items() if holds]
+
+
+def _xywh(box_xyxy: Sequence[float]) -> list[float]:
+    x0, y0, x1, y1 = box_xyxy
+    return [x0, y0, round(x1 - x0, 2), round(y1 - y0, 2)]
 
 
 def _ids_of(ground_truth: str) -> tuple[dict[str, int], dict[str, int]]:
@@ -94,14 +121,18 @@ def _file_name(uri: str) -> str:
 
 
 class JsonList:
-    """A JSON list that is written element by element."""
+    """A JSON list that is written element by element.
+
+    Attributes:
+      length: The number of its elements.
+    """
 
     def __init__(self, file: BinaryIO, beginning: bytes):
         self._file = file
         file.write(beginning)
-        self._comma = b""
+        self.length = 0
 
     def add(self, element: Any) -> None:
         """Writes one more element."""
-        self._file.write(self._comma + row_bytes(element))
-        self._comma = b",\n"
+        self._file.write((b",\n" if self.length else b"") + row_bytes(element))
+        self.length += 1

@@ -10,8 +10,9 @@ from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from pipeline.records import path_bytes
+from pipeline.write.data_set import Box
 from pipeline.write.write_coco import JsonList
-from pipeline.write.write_labels import Box, clipped
+from pipeline.write.write_labels import clipped
 
 
 def write_label_studio(rows: Iterable[dict[str, Any]], file: BinaryIO) -> None:

@@ -1,7 +1,7 @@
 """Rows as labels, which annotation tools and trainers import: YOLO and Pascal VOC as a zip archive, CVAT as one XML file.
 
 Labels have no confidence. Their boxes are clipped to the image, and those outside of it are left out. In an archive, each image
-has a file with its name: `gs://bucket/a/1.jpg` becomes `labels/bucket/a/1.txt`.
+has a file with its name below the root: `gs://bucket/photos/a/1.jpg` becomes `labels/a/1.txt` if the root is `gs://bucket/photos`.
 """
 
 from __future__ import annotations
@@ -19,30 +19,42 @@ import yaml
 
 from models.image_uris import video_frame
 from pipeline.records import identity_hash
+from pipeline.write.data_set import WHOLE_NAMES, Box, DataSet, clip
 
+_HEAD = """\
+# path is the folder of this file: run there, or write its absolute path. Put the photos, or a link to them, into images/ beside
+# labels/. All images are in both splits.
+"""
+_SPLITS = {"path": ".", "train": "images.txt", "val": "images.txt"}
 _MOST_NAME_BYTES = 200
 _MOST_CLASSES = 10_000  # named in a file; anyone who can write rows can write a class id of any size
 _NOT_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # https://www.w3.org/TR/xml/#charsets
-Box = tuple[float, float, float, float]
 
 
-def write_yolo(rows: Iterable[dict[str, Any]], file: BinaryIO) -> None:
-    """Writes JSON rows as `labels/<image>.txt`, and `data.yaml` and `classes.txt` with the names of the classes that occur.
+def write_yolo(rows: Iterable[dict[str, Any]], file: BinaryIO, data_set: DataSet = WHOLE_NAMES) -> None:
+    """Writes JSON rows as `labels/<image>.txt`, and what a training needs beside the photos in `images/`.
+
+    `images.txt` lists the images, `data.yaml` names them and all classes, and `classes.txt` has the names alone.
 
     Source of the format: https://docs.ultralytics.com/datasets/detect/
     """
-    names: dict[int, str] = {}
-    with zipfile.ZipFile(file, "w") as archive:
+    names = dict(data_set.class_names)
+    with zipfile.ZipFile(file, "w") as archive, tempfile.TemporaryFile() as images:
         for row in rows:
             names.update((found["class_id"], found["class_name"]) for found in row["detections"])
             lines = (_yolo_line(found, box, row["image"]) for found, box in clipped(row))
-            _add(archive, _free_name(archive, "labels/{}.txt", row["image"]["uri"]), "".join(lines))
+            name = data_set.name_of(row["image"]["uri"])
+            _add(archive, _free_name(archive, "labels/{}.txt", name), "".join(lines))
+            images.write(f"./images/{_path_of(name)}".encode().replace(b"\n", b"?") + b"\n")
+        images.seek(0)
+        with archive.open(zipfile.ZipInfo("images.txt"), "w", force_zip64=True) as listed:
+            shutil.copyfileobj(images, listed)
         every = [names.get(number, f"class_{number}") for number in range(min(max(names, default=-1) + 1, _MOST_CLASSES))]
-        _add(archive, "data.yaml", yaml.safe_dump({"names": every}, allow_unicode=True))
+        _add(archive, "data.yaml", _HEAD + yaml.safe_dump({**_SPLITS, "names": every}, allow_unicode=True, sort_keys=False))
         _add(archive, "classes.txt", "".join(f"{each}\n" for each in every))
 
 
-def write_voc(rows: Iterable[dict[str, Any]], file: BinaryIO) -> None:
+def write_voc(rows: Iterable[dict[str, Any]], file: BinaryIO, data_set: DataSet = WHOLE_NAMES) -> None:
     """Writes JSON rows as `Annotations/<image>.xml`; pixels are whole and count from 1, and the last one is in the box.
 
     Source of the format: http://host.robots.ox.ac.uk/pascal/VOC/voc2012/devkit_doc.pdf
@@ -50,7 +62,7 @@ def write_voc(rows: Iterable[dict[str, Any]], file: BinaryIO) -> None:
     with zipfile.ZipFile(file, "w") as archive:
         for row in rows:
             annotation = ElementTree.tostring(_voc_annotation(row), encoding="unicode")
-            _add(archive, _free_name(archive, "Annotations/{}.xml", row["image"]["uri"]), annotation)
+            _add(archive, _free_name(archive, "Annotations/{}.xml", data_set.name_of(row["image"]["uri"])), annotation)
 
 
 def write_cvat(rows: Iterable[dict[str, Any]], file: BinaryIO) -> None:
@@ -76,12 +88,9 @@ def write_cvat(rows: Iterable[dict[str, Any]], file: BinaryIO) -> None:
 
 def clipped(row: dict[str, Any]) -> Iterable[tuple[dict[str, Any], Box]]:
     """Each detection with its box, clipped to the image."""
-    w, h = row["image"]["width"], row["image"]["height"]
     for found in row["detections"]:
-        x0, y0, x1, y1 = found["box_xyxy"]
-        x0, y0, x1, y1 = max(x0, 0.0), max(y0, 0.0), min(x1, w), min(y1, h)
-        if x0 < x1 and y0 < y1:
-            yield found, (x0, y0, x1, y1)
+        if box := clip(found["box_xyxy"], row["image"]):
+            yield found, box
 
 
 def short_name(name: str) -> str:
@@ -97,9 +106,9 @@ def _add(archive: zipfile.ZipFile, name: str, text: str) -> None:
     archive.writestr(zipfile.ZipInfo(name), text.encode("utf-8", "backslashreplace"), zipfile.ZIP_DEFLATED)
 
 
-def _free_name(archive: zipfile.ZipFile, pattern: str, uri: str) -> str:
+def _free_name(archive: zipfile.ZipFile, pattern: str, name: str) -> str:
     """A name for an image's label that no other label has: 1.jpg and 1.png may lie in one folder, and an image come twice."""
-    of_image = _path_of(uri)
+    of_image = _path_of(name)
     _, time_ms = video_frame(of_image) or ("", None)
     stem, kind = posixpath.splitext(of_image) if time_ms is None else (of_image, "")  # 12.480 has no ending
     while pattern.format(stem) in archive.NameToInfo:

@@ -109,6 +109,25 @@ def test_labels_without_names_have_the_classes_of_the_model(tmp_path):
     result = evaluate(rows(), write_yolo(tmp_path / "labels"))
     assert (result["AP"], result["classes_by"]) == (pytest.approx(evaluate(rows(), COCO)["AP"]), "class_id")
 
+    assert {name: value for name, value in result["per_class"].items() if value is not None} == {
+        name: pytest.approx(value) for name, value in evaluate(rows(), COCO)["per_class"].items() if value is not None
+    }, "classes have the names of the rows"
+
+
+@pytest.mark.parametrize("place", ["", "labels/"])
+def test_names_are_those_of_the_data_yaml_above_the_labels(place, tmp_path):
+    """Of `labels/` or of a split in it; a file of names in the folder wins."""
+    yolo_dataset(tmp_path)
+    (tmp_path / place).mkdir(exist_ok=True)
+    labels = tmp_path / "labels" / "val" if place else tmp_path / "labels"
+    assert list(read_truth(labels).class_names) == NAMES
+    write(labels / "classes.txt", "\n".join(["other", *NAMES]))
+    assert next(iter(read_truth(labels).class_names)) == "other"
+    (labels / "classes.txt").unlink()
+    write(tmp_path / "data.yaml", "names: [a, 'b\n")
+    with pytest.raises(RowsError, match=r"data.yaml: expected the key names"):
+        read_truth(labels)
+
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n\n \n"], ids=repr)
 def test_blank_lines_may_follow_the_last_name(tmp_path, end):

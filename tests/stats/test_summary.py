@@ -109,7 +109,7 @@ def test_the_summary_has_the_figures_of_the_contract():
         "latency_ms": summary["latency_ms"],
         "throughput": [[0, 1], [1, 1], [2, 1]],
         "throughput_interval_s": 1,
-        "model": {"name": "m", "version": "3", "path": "/m", "allowed_batch_sizes": [1, 2]},
+        "model": {"name": "m", "version": "3", "path": "/m", "allowed_batch_sizes": [1, 2], "class_names": []},
         "config": CONFIG,
         "command": "run",
         "started_at": "1970-01-01T00:16:40+00:00",

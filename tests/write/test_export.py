@@ -81,9 +81,12 @@ def test_a_folder_on_cloud_storage_is_exported_there_and_on_this_disk(gcs_bucket
     assert pd.read_csv(io.BytesIO(content))["confidence"].tolist() == [0.75]
     with zipfile.ZipFile(io.BytesIO(gcs_bucket.blob("out/exports/yolo.zip").download_as_bytes())) as archive:
         assert archive.testzip() is None, "nothing can seek there"
-        assert len(archive.namelist()) == 3
+        assert len(archive.namelist()) == 4
     names = {blob.name.partition("/")[2] for blob in gcs_bucket.list_blobs(prefix="out/exports/")}
-    assert names == {f"exports/{name}" for name in ("coco/images.json", "coco/results.json", "detections.csv", "yolo.zip")}
+    assert names == {
+        f"exports/{name}"
+        for name in ("coco/annotations.json", "coco/images.json", "coco/results.json", "detections.csv", "yolo.zip")
+    }
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -2,6 +2,7 @@
 published schema.
 """
 
+import contextlib
 import io
 import json
 import zipfile
@@ -83,7 +84,9 @@ def assert_as_expected(data: sv.DetectionDataset, atol: float) -> None:
 def test_supervision_reads_labels_in_yolos_format(unpacked, photos):
     folder = unpacked("yolo", ROWS)
     assert_as_expected(sv.DetectionDataset.from_yolo(photos, f"{folder}/labels/photos", f"{folder}/data.yaml"), atol=1e-3)
-    assert yaml.safe_load((folder / "data.yaml").read_text()) == {"names": ["cat", "class_1", "dog, big"]}
+    dataset = yaml.safe_load((folder / "data.yaml").read_text())
+    assert dataset == {"path": ".", "train": "images.txt", "val": "images.txt", "names": ["cat", "class_1", "dog, big"]}
+    assert (folder / "images.txt").read_text() == "./images/photos/a.png\n./images/photos/b.png\n./images/photos/ä.png\n"
     assert (folder / "classes.txt").read_text() == "cat\nclass_1\ndog, big\n"
 
 
@@ -177,7 +180,7 @@ def test_labels_of_names_longer_than_a_disk_takes_are_unpacked(unpacked):
     """Objects of Cloud Storage have names of up to 1,024 bytes."""
     long = [f"gs://b/{'ä' * 200}/{'n' * 300}{end}.jpg" for end in "ab"]
     folder = unpacked("yolo", [row(each, CAT) for each in [*long, f"{'n' * 251}.jpg", f"{'n' * 251}.png"]])
-    assert sum(path.suffix == ".txt" and path.stem != "classes" for path in folder.rglob("*")) == 4
+    assert sum(path.suffix == ".txt" and path.parent != folder for path in folder.rglob("*")) == 4
 
 
 def test_a_class_id_of_any_size_takes_no_memory(unpacked):
@@ -223,8 +226,9 @@ def coco(tmp_path):
     def write(rows, truth=None):
         if truth is not None:
             (tmp_path / "truth.json").write_text(json.dumps(truth))
-        with open(tmp_path / "results.json", "wb") as results, open(tmp_path / "images.json", "wb") as images:
-            notes = write_coco(rows, results, images, "" if truth is None else f"{tmp_path}/truth.json")
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(open(tmp_path / name, "wb")) for name in ("results.json", "images.json", "labels.json")]
+            notes = write_coco(rows, *files, ground_truth="" if truth is None else f"{tmp_path}/truth.json")
         return *(json.loads((tmp_path / name).read_bytes()) for name in ("results.json", "images.json")), notes
 
     return write
@@ -270,5 +274,5 @@ def test_a_ground_truth_that_is_none_is_one_clear_error(tmp_path, content):
     if content is not None:
         (tmp_path / "truth.json").write_text(content)
     with pytest.raises(InputError, match=r"coco_ground_truth .*: expected COCO annotations") as caught:
-        write_coco(ROWS, io.BytesIO(), io.BytesIO(), f"{tmp_path}/truth.json")
+        write_coco(ROWS, *(io.BytesIO() for _ in range(3)), ground_truth=f"{tmp_path}/truth.json")
     assert "\n" not in str(caught.value)
