@@ -52,8 +52,9 @@ setup(
         "urllib3>=2.2,<3",
     ],
     extras_require={
-        "openvino": ["openvino>=2026.4.1,<2027"],  # another engine for CPUs (--engine openvino)
-        "onnxruntime": ["onnxruntime>=1.23,<2"],  # ONNX files (--engine onnxruntime); on a GPU onnxruntime-gpu instead
+        "openvino": ["openvino>=2026.4.1,<2027", "onnx>=1.17,<2"],  # another engine for CPUs (--engine openvino)
+        # ONNX files (--engine onnxruntime); on a GPU onnxruntime-gpu instead; onnxconverter-common makes float16 of a file
+        "onnxruntime": ["onnxruntime>=1.23,<2", "onnx>=1.17,<2", "onnxconverter-common>=1.15,<2"],
         "quantize": ["nncf>=3.4,<3.5", "openvino>=2026.4.1,<2027"],  # an int8 version of a model (detect-objects quantize)
         "triton": ["tritonclient[grpc]>=2.73,<3"],  # model servers (--engine triton)
         "fiftyone": [
@@ -81,6 +82,8 @@ setup(
             "mkdocs>=1.6,<2",
             "mypy>=1.15",
             "nncf>=3.4,<3.5",
+            "onnx>=1.17,<2",
+            "onnxconverter-common>=1.15,<2",
             "onnxruntime>=1.23,<2",
             "openvino>=2026.4.1,<2027",
             "pillow-heif>=1.1,<2",

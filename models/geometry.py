@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # pydantic is not for feeder processes
 Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.integer]
 
-_NMS_BLOCK = 64  # boxes that are compared at once: few calls of NumPy, and no matrix of all boxes with all
+_FAR = 1e6  # pixels; boxes that end beyond are compared up to there, so that their size leaves the others their precision
 
 
 def boxes_to_xyxy(boxes: Any, box_format: BoxFormat, xp: Any = np) -> Any:
@@ -155,7 +155,9 @@ def greedy_pairs(iou: Floats, least: float, free_rows: set[int], free_columns: s
 def nms(boxes_xyxy: Floats, scores: Floats, class_ids: Ints, iou_threshold: float, max_detections: int) -> npt.NDArray[np.intp]:
     """Greedy non-maximum suppression: the indices to keep, confidence descending, ties in the given order.
 
-    A box is dropped if its IoU with a kept box of its class is *above* `iou_threshold`.
+    A box is dropped if its IoU with a kept box of its class is *above* `iou_threshold`. A box without area has no rivals.
+    OpenCV compares the boxes, those of each class in a place of its own: its own `NMSBoxesBatched` lets classes touch where
+    coordinates are negative. Its IoU is float32.
 
     Args:
       boxes_xyxy: `(N, 4)`.
@@ -164,21 +166,17 @@ def nms(boxes_xyxy: Floats, scores: Floats, class_ids: Ints, iou_threshold: floa
       iou_threshold: 0..1.
       max_detections: Keep at most so many, over all classes.
     """
-
-    def rivals(a: npt.NDArray[np.intp], b: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
-        overlap: npt.NDArray[np.bool_] = iou_matrix(boxes_xyxy[a], boxes_xyxy[b]) > iou_threshold
-        same: npt.NDArray[np.bool_] = class_ids[a][:, None] == class_ids[b]
-        return overlap & same
-
-    order = np.argsort(-scores, kind="stable")
-    kept: list[int] = []
-    while order.size and len(kept) < max_detections:
-        block, order = order[:_NMS_BLOCK], order[_NMS_BLOCK:]
-        drops, left = rivals(block, block), np.ones(len(block), np.bool_)
-        for n in range(len(block)):
-            if left[n]:
-                left[n + 1 :] &= ~drops[n, n + 1 :]
-        kept += block[left].tolist()
-        if order.size:
-            order = order[~rivals(block[left], order).any(axis=0)]
-    return np.array(kept[:max_detections], dtype=np.intp)
+    if not len(scores):
+        return np.zeros(0, np.intp)
+    order: npt.NDArray[np.intp] = np.argsort(-scores, kind="stable")
+    edges = np.clip(boxes_xyxy[order], -_FAR, _FAR)
+    rects = np.concatenate([edges[:, :2], edges[:, 2:] - edges[:, :2]], axis=1)
+    rects[:, 0] += class_ids[order] * (np.ptp(edges) + 1)
+    flat = (rects[:, 2:] <= 0).any(axis=1)
+    if not flat.any():
+        kept = cv2.dnn.NMSBoxes(rects.tolist(), [*range(len(rects), 0, -1)], 0.0, iou_threshold)
+        return order[np.array(kept[:max_detections], np.intp)]
+    solid = np.flatnonzero(~flat)
+    among = cv2.dnn.NMSBoxes(rects[solid].tolist(), [*range(len(solid), 0, -1)], 0.0, iou_threshold) if solid.size else ()
+    found: npt.NDArray[np.intp] = np.sort(np.concatenate([solid[np.array(among, np.intp)], np.flatnonzero(flat)]))
+    return order[found[:max_detections]]

@@ -1,4 +1,4 @@
-"""Writes small ONNX files as protobuf by hand, since nothing else here needs the package onnx: https://onnx.ai/onnx/repo-docs/IR.html."""
+"""Writes small ONNX files as protobuf by hand, without the package onnx: https://onnx.ai/onnx/repo-docs/IR.html."""
 
 from __future__ import annotations
 

@@ -142,7 +142,8 @@ def _check_inputs(signature: Signature, metadata: DetectorMetadata) -> None:
     spec = inputs[name]
     if metadata.resize == "none" and spec.shape and spec.rank == 4 and spec.shape[1:3] != (None, None):
         raise ValueError(f"model.resize is none, but it takes images {spec.shape} only; set model.resize")
-    if spec.rank != 4 or not spec.fits((None, *metadata.graph_hw, 3)) or spec.dtype != metadata.input_dtype:
+    dtype = "float32" if spec.dtype == "float16" else spec.dtype  # the engines cast
+    if spec.rank != 4 or not spec.fits((None, *metadata.graph_hw, 3)) or dtype != metadata.input_dtype:
         raise ValueError(
             f"expected images {metadata.input_dtype} (N, {hw[0]}, {hw[1]}, 3) as input '{name}', the signature takes "
             f"{spec.dtype} {spec.shape or 'of any shape'}; set model.input_hw or model.signature"

@@ -51,8 +51,9 @@ class Engine(Protocol):
           pixels: `(n, H, W, 3) uint8`, n one of `batch_sizes`, H and W the input size in the metadata.
 
         Returns:
-          For each image `boxes (n, M, 4)`, `scores (n, M)` or `(n, M, C)`, and where the model has them `classes (n, M)` and
-          `count (n,)`.
+          For each image its candidates: `boxes (n, K, 4)`, `scores (n, K)`, `classes (n, K)` and `count (n,)`, how many of the K
+          boxes an image has, in the order of the model's boxes. Or all that a model answers: `boxes (n, M, 4)`, `scores (n, M)`
+          or `(n, M, C)`, and where it has them `classes (n, M)` and `count (n,)`.
 
         Raises:
           OutOfMemory: The batch does not fit into memory.
@@ -101,7 +102,7 @@ class FunctionEngine:
 def concurrent_batches_of(detect: DetectConfig, gpu: bool) -> int:
     """Concurrent batches: as set, else three on a GPU, and one more than cores on a CPU, up to four.
 
-    On a GPU one is fed, one computes, and boxes of one are suppressed, which TensorFlow does on the CPU.
+    On a GPU one is copied, one computes, and boxes of one are suppressed on the CPU.
     """
     return detect.concurrent_batches or (3 if gpu else min(4, available_cpus() + 1))
 

@@ -168,7 +168,7 @@ def recognise(signature: Signature, given: Mapping[str, Any], notes: ExportNotes
     name, spec = next(((name, spec) for name, spec in inputs.items() if spec.rank == 4), ("images", None))
     hw = spec.shape[1:3] if spec is not None and spec.shape else (None, None)
     any_size = spec is not None and hw == (None, None) and not (notes.input_hw or given.get("input_hw"))
-    dtype = "float32" if spec is not None and spec.dtype == "float32" else "uint8"
+    dtype = "float32" if spec is not None and spec.dtype in ("float32", "float16") else "uint8"
     fields: dict[str, Any] = {
         "input_hw": hw if None not in hw else notes.input_hw or _DEFAULT_HW,
         "resize": "none" if any_size else "stretch",

@@ -140,7 +140,7 @@ def recognised(local: str, folder: str, model: ModelConfig) -> DetectorMetadata:
       ModelError: It is no detector that is recognised.
     """
     if not onnx_file(local):
-        return described_signature(local, folder, model, DetectConfig())[2]
+        return described_signature(local, folder, model, DetectConfig())[-1]
     detect = DetectConfig(engine=_engine_for_onnx(DetectConfig()))
     opened = _open(opener_of(detect.engine), local, folder, model, detect)
     opened.engine.close()

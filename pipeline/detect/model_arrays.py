@@ -1,6 +1,7 @@
 """What a model takes and returns, whatever runs it: its signature, its inputs from uint8 images, and its outputs by role.
 
-In NumPy, or with `tf.experimental.numpy` in a TensorFlow graph. `families.py` has the layouts of combined outputs.
+The steps before and behind a network are written once. They run in NumPy for a model on a server, in a TensorFlow graph with
+`tf.experimental.numpy`, and in an ONNX graph with `onnx_graph.Steps`. `families.py` has the layouts of combined outputs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pipeline.config import DetectConfig
 
 IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _FILTERED_DETECTIONS = 300
+PICKED = 300  # most boxes of an image that a device picks; as many as most detectors return that suppress themselves
 _STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))  # also with P6, with P2, and the tiny ones of YOLOv3 and v4
 
 Arrays = Mapping[str, np.ndarray]
@@ -66,12 +68,6 @@ class Signature:
     has_boolean_mask: bool = False
     channels_first: bool = False
 
-    def by_role(self, pixels: np.ndarray, metadata: DetectorMetadata, detect: DetectConfig) -> Arrays:
-        """Runs it on images `(N, H, W, 3) uint8`; returns the outputs as `split_metadata` describes them."""
-        if self.channels_first:  # moved as bytes; arithmetic keeps the order in memory
-            pixels = np.moveaxis(np.ascontiguousarray(np.moveaxis(pixels, -1, 1)), 1, -1)
-        return split_outputs(self.run(feed_of(pixels, metadata, detect)), metadata)
-
     def batch_of(self, metadata: DetectorMetadata) -> int | None:
         """Images of each call, of a model of a fixed batch; None for any number. Images of different sizes make no batch."""
         return (self.inputs[metadata.input_name].shape or (None,))[0] or (1 if metadata.resize == "none" else None)
@@ -86,8 +82,9 @@ def channels_last(signature: Signature) -> Signature:
             moved[name] = dataclasses.replace(one, shape=(n, height, width, channels))
 
     def run(feed: Arrays) -> Arrays:
-        moved_feed = {name: np.moveaxis(array, -1, 1) if name in moved else array for name, array in feed.items()}
-        return signature.run({name: np.ascontiguousarray(array) if array.ndim else array for name, array in moved_feed.items()})
+        return signature.run(
+            {name: np.ascontiguousarray(np.moveaxis(array, -1, 1)) if name in moved else array for name, array in feed.items()}
+        )
 
     return dataclasses.replace(signature, inputs={**signature.inputs, **moved}, run=run, channels_first=bool(moved))
 
@@ -97,30 +94,33 @@ def most_boxes(detect: DetectConfig) -> int:
     return max(detect.max_detections, _FILTERED_DETECTIONS) if detect.classes else detect.max_detections
 
 
-def feed_of(pixels: Any, metadata: DetectorMetadata, detect: DetectConfig, xp: Any = np) -> dict[str, Any]:
+def feed_of(pixels: Any, metadata: DetectorMetadata, detect: DetectConfig, xp: Any = np, dtype: str = "") -> dict[str, Any]:
     """The inputs of a model for images `(N, H, W, 3) uint8`: its range of values, its order of channels, and the thresholds.
 
     Args:
       pixels: An array, or a tensor.
       metadata: What the model expects.
       detect: Thresholds.
-      xp: NumPy, or for a tensor `tf.experimental.numpy`.
+      xp: NumPy, or for a tensor `tf.experimental.numpy`, or for a value of an ONNX graph `onnx_graph.Steps`.
+      dtype: Of the images, where it is another one than in the metadata.
     """
     images = pixels[..., ::-1] if metadata.channel_order == "bgr" else pixels
     if metadata.input_dtype == "float32":
         low, high = metadata.value_range
-        images = xp.asarray(images, np.float32)
+        images = xp.asarray(images, "float32")
         if (low, high) != (0.0, 255.0):
             images *= np.float32((high - low) / 255.0)
         if low:
             images += np.float32(low)
         if metadata.normalisation:
             images = (images - np.array(IMAGENET_MEAN, np.float32)) / np.array(IMAGENET_DEVIATION, np.float32)
+        if dtype and dtype != "float32":
+            images = xp.asarray(images, dtype)
     feed = {metadata.input_name: images}
     if metadata.threshold_inputs:
-        feed["score_threshold"] = xp.asarray(detect.score_threshold, np.float32)
-        feed["iou_threshold"] = xp.asarray(detect.iou_threshold, np.float32)
-        feed["max_detections"] = xp.asarray(most_boxes(detect), np.int32)
+        feed["score_threshold"] = xp.asarray(np.float32(detect.score_threshold), "float32")
+        feed["iou_threshold"] = xp.asarray(np.float32(detect.iou_threshold), "float32")
+        feed["max_detections"] = xp.asarray(np.int32(most_boxes(detect)), "int32")
     return feed
 
 
@@ -139,6 +139,7 @@ def split_outputs(found: Mapping[str, Any], metadata: DetectorMetadata, xp: Any 
         "count": metadata.count_output,
     }
     outputs = {role: found[name] for role, name in names.items() if name}
+    outputs |= {role: xp.asarray(outputs[role], "float32") for role in ("boxes", "scores")}  # also of a float16 model
     layout = metadata.packed_layout
     if layout:
         rows = xp.swapaxes(outputs["boxes"], 1, 2) if layout == "4+C,M" else outputs["boxes"]
@@ -162,6 +163,74 @@ def _activated(scores: Any, activation: str, xp: Any) -> Any:
             return 1 / (1 + xp.exp(-scores))
         powers = xp.exp(scores - xp.max(scores, -1, keepdims=True))
         return (powers / xp.sum(powers, -1, keepdims=True))[..., :-1]
+
+
+def has_candidates(signature: Signature, metadata: DetectorMetadata) -> bool:
+    """Whether the boxes of a model are candidates: scores of all classes, or boxes that the pipeline suppresses.
+
+    Others are the answer of a model that has picked, suppressed and classified them itself.
+    """
+    if metadata.packed_layout or metadata.classes_output:
+        return metadata.packed_layout not in ("", "M,6")
+    scores = signature.outputs[metadata.scores_output]
+    return scores.rank == 3 or (scores.rank == 2 and metadata.nms == "pipeline")
+
+
+def candidates_of(outputs: Arrays, metadata: DetectorMetadata, detect: DetectConfig) -> Arrays:
+    """The candidates among all boxes of a batch, those that passed the threshold, in the order of the model's boxes.
+
+    Args:
+      outputs: `boxes (n, M, 4)`, `scores (n, M)` or `(n, M, C)`, and where it is known already `best (n, M)`, the best score of
+        each box.
+      metadata: Has the number of the first class.
+      detect: Threshold, and whether a box may have several classes.
+
+    Returns:
+      `boxes (n, K, 4) float32`, `scores (n, K) float32` and `classes (n, K) int32`, where K is the most of an image, and `count
+      (n,)`, how many of them each image has.
+    """
+    boxes, scores = outputs["boxes"], outputs["scores"]
+    if scores.ndim == 3 and detect.labels_per_box == "several":
+        of, rows, classes = np.nonzero(scores >= detect.score_threshold)
+        sure = scores[of, rows, classes]
+    else:
+        best = outputs.get("best", scores) if scores.ndim == 2 or "best" in outputs else scores.max(axis=-1)
+        of, rows = np.nonzero(best >= detect.score_threshold)
+        sure = best[of, rows]
+        classes = scores[of, rows].argmax(axis=-1) if scores.ndim == 3 else np.zeros(len(of), np.int32)
+    count = np.bincount(of, minlength=len(boxes))
+    shape = len(boxes), int(count.max(initial=0))
+    places = np.arange(len(of)) - np.repeat(np.cumsum(count) - count, count)
+    found = {
+        "boxes": np.zeros((*shape, 4), np.float32),
+        "scores": np.zeros(shape, np.float32),
+        "classes": np.zeros(shape, np.int32),
+    }
+    found["boxes"][of, places], found["scores"][of, places], found["classes"][of, places] = boxes[of, rows], sure, classes
+    found["classes"] += metadata.class_id_offset
+    return {**found, "count": count}
+
+
+def picked_candidates(read: Callable[[str], np.ndarray], metadata: DetectorMetadata, detect: DetectConfig) -> Arrays:
+    """The candidates of a batch of whose boxes a device has picked the best `PICKED`; see `candidates_of`.
+
+    All boxes stay on the device, and are read only where more have passed in an image.
+
+    Args:
+      read: Reads an output: `passed (n,)`, how many passed the threshold; the best as `picked_boxes (n, K, 4)`, `picked_scores`,
+        `picked_classes` and `picked_places (n, K)`, their place among all; or what `candidates_of` takes.
+      metadata: As of `candidates_of`.
+      detect: As of `candidates_of`.
+    """
+    passed, places = read("passed"), read("picked_places")
+    most = int(passed.max(initial=0))
+    if most > places.shape[1]:
+        return candidates_of({role: read(role) for role in ("boxes", "scores")}, metadata, detect)
+    left = np.arange(most) >= passed[:, None]
+    order = np.argsort(np.where(left, np.iinfo(places.dtype).max, places[:, :most]), axis=1, kind="stable")  # devices order ties
+    images = np.arange(len(order))[:, None]
+    boxes, scores, classes = (read(f"picked_{role}")[images, order] for role in ("boxes", "scores", "classes"))
+    return {"boxes": boxes, "scores": scores, "classes": classes.astype(np.int32) + metadata.class_id_offset, "count": passed}
 
 
 def split_metadata(metadata: DetectorMetadata) -> DetectorMetadata:

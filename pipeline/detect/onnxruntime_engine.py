@@ -9,11 +9,15 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
+from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.describe_model import describe_onnx, onnx_file
 from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel, OutOfMemory, check_installed, concurrent_batches_of
 from pipeline.detect.gpus import take_gpu
-from pipeline.detect.model_arrays import Arrays, Signature, Tensor, channels_last
+from pipeline.detect.model_arrays import Arrays, Signature, Tensor, channels_last, picked_candidates
+from pipeline.detect.onnx_graph import PIXELS, PREFIX, add_steps, read_onnx
 from pipeline.detect.versions import first_line
 from pipeline.errors import ModelError
 from pipeline.limits import available_cpus, nvidia_gpus
@@ -40,38 +44,56 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     check_installed("onnxruntime", "onnxruntime", " (on a GPU: onnxruntime-gpu)")
     if detect.precision != "float32":
         raise ModelError("engine onnxruntime: expected no --precision; an ONNX file has a precision of its own")
-    sessions = _Sessions(_opener(folder, file, detect))
-    session = sessions.opened()
-    inputs, outputs = ({one.name: _tensor(one) for one in ones} for ones in (session.get_inputs(), session.get_outputs()))
-    signature = channels_last(Signature(inputs, outputs, sessions.run))
-    metadata = describe_onnx(signature, local, folder, model, detect, properties=session.get_modelmeta().custom_metadata_map)
-    batch = signature.batch_of(metadata)
-    gpu = session.get_providers()[0] != _CPU
-    engine = FunctionEngine(functools.partial(signature.by_role, metadata=metadata, detect=detect), detect, batch, gpu=gpu)
-    return OpenedModel(engine, metadata)
+    plain = _plain_session(folder, file)
+    inputs, outputs = ({one.name: _tensor(one) for one in ones} for ones in (plain.get_inputs(), plain.get_outputs()))
+    signature = channels_last(Signature(inputs, outputs, functools.partial(_answers, plain)))
+    metadata = describe_onnx(signature, local, folder, model, detect, properties=plain.get_modelmeta().custom_metadata_map)
+    content, roles = add_steps(read_onnx(file, folder), signature, metadata, detect, folder)
+    engine = _OnnxRuntime(_opener(folder, content, detect), roles, metadata, detect)
+    return OpenedModel(FunctionEngine(engine.run, detect, signature.batch_of(metadata), gpu=engine.gpu), metadata)
 
 
-class _Sessions:
+class _OnnxRuntime:
     """A session, and another one in its place after a batch for which memory did not suffice.
 
     The arena of the first keeps what the batch has taken, and then has no memory for a smaller one either.
+    Outputs stay on the device until they are read. Each thread queues a batch, so that one is copied while another computes.
+
+    Args:
+      open_session: Opens a session.
+      roles: Of its outputs; see `onnx_graph.add_steps`.
+      metadata: What they mean.
+      detect: Threshold.
     """
 
-    def __init__(self, open_session: Callable[[], Any]):
+    def __init__(self, open_session: Callable[[], Any], roles: tuple[str, ...], metadata: DetectorMetadata, detect: DetectConfig):
         self._open, self._lock = open_session, threading.Lock()
-        self._session: Any = None
+        self._roles, self._metadata, self._detect = roles, metadata, detect
+        self._session: Any = open_session()
+        self.gpu: bool = self._session.get_providers()[0] != _CPU
+        self._device = ("cuda", take_gpu(nvidia_gpus())) if self.gpu else ("cpu", 0)
+        if self.gpu and ":" in detect.device:
+            self._device = ("cuda", int(detect.device.rpartition(":")[2]))
 
-    def opened(self) -> Any:
-        """The session that is in use."""
+    def _opened(self) -> Any:
         with self._lock:
             self._session = self._session or self._open()
             return self._session
 
-    def run(self, feed: Arrays) -> Arrays:
+    def run(self, pixels: np.ndarray) -> Arrays:
+        """Runs a batch; see `Engine`."""
         session = None
         try:
-            session = self.opened()
-            return dict(zip([one.name for one in session.get_outputs()], session.run(None, dict(feed)), strict=True))
+            session = self._opened()
+            binding = session.io_binding()
+            binding.bind_cpu_input(PIXELS, pixels)
+            for role in self._roles:
+                binding.bind_output(PREFIX + role, *self._device)
+            session.run_with_iobinding(binding)
+            values = dict(zip(self._roles, binding.get_outputs(), strict=True))
+            if "passed" in values:
+                return picked_candidates(lambda role: values[role].numpy(), self._metadata, self._detect)
+            return {role: value.numpy() for role, value in values.items()}
         except Exception as err:  # its classes have no base of their own
             if not any(words in f"{err} {err.__cause__}" for words in _NO_MEMORY):
                 raise ModelFailed(first_line(err)) from err
@@ -82,8 +104,25 @@ class _Sessions:
             raise OutOfMemory(first_line(err)) from err.with_traceback(None)
 
 
-def _opener(folder: str, file: str, detect: DetectConfig) -> Callable[[], Any]:
-    """Opens sessions of a file with the same settings, on the same GPU."""
+def _plain_session(folder: str, file: str) -> Any:
+    """A session of the file as it is, on the CPU, which tells its inputs and outputs."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    try:
+        return onnxruntime.InferenceSession(file, options, providers=[_CPU])
+    except Exception as err:
+        raise ModelError(f"model {folder}: ONNX Runtime cannot load it: {first_line(err)}") from err
+
+
+def _answers(session: Any, feed: Arrays) -> Arrays:
+    return dict(zip([one.name for one in session.get_outputs()], session.run(None, dict(feed)), strict=True))
+
+
+def _opener(folder: str, content: bytes, detect: DetectConfig) -> Callable[[], Any]:
+    """Opens sessions of a file's content with the same settings, on the same GPU."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -98,7 +137,7 @@ def _opener(folder: str, file: str, detect: DetectConfig) -> Callable[[], Any]:
 
     def open_session() -> Any:
         try:  # without its own way back to the CPU, which it takes after any error of CUDA, also when memory does not suffice
-            session = onnxruntime.InferenceSession(file, options, providers=providers, enable_fallback=0)
+            session = onnxruntime.InferenceSession(content, options, providers=providers, enable_fallback=0)
         except Exception as err:
             raise ModelError(f"model {folder}: ONNX Runtime cannot load it: {first_line(err)}") from err
         if detect.device.startswith("gpu") and _CUDA not in session.get_providers():

@@ -26,6 +26,7 @@ from models.user_cache import cache_folder
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.engine import check_installed
 from pipeline.detect.golden import keep_requests, read_requests
+from pipeline.detect.model_arrays import split_metadata
 from pipeline.detect.versions import first_line
 from pipeline.errors import ModelError
 from pipeline.log_lines import console
@@ -125,15 +126,15 @@ def main() -> None:
 
 
 def convert(local: str, folder: str, model: ModelConfig, network: str) -> None:
-    """Writes the network of a SavedModel; suppression by `models.export.suppress` is left to the pipeline.
+    """Writes the network of a SavedModel, with the steps before and behind it; suppression is left to the pipeline.
 
     Raises:
       ModelError: TensorFlow cannot load the model, or OpenVINO cannot convert it.
     """
     from pipeline.detect.tensorflow_engine import frozen_model
 
-    frozen = frozen_model(local, folder, model, DetectConfig(device="cpu", engine="openvino"), suppressed=False)
-    metadata, batch = frozen.metadata, frozen.batch or 1
+    frozen = frozen_model(local, folder, model, DetectConfig(device="cpu", engine="openvino"), picks=False)
+    metadata, batch = split_metadata(frozen.metadata), frozen.batch or 1
     if metadata.resize == "none":
         raise ModelError(f"model {folder}: takes images at their own size; leave out --engine, which compiles it for one size")
     if batch > 1 and frozen.has_boolean_mask:

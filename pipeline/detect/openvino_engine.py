@@ -16,16 +16,8 @@ from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.describe_model import describe_onnx, name_of_model, onnx_file, own_metadata
 from pipeline.detect.engine import ModelFailed, OpenedModel, OutOfMemory, check_installed
 from pipeline.detect.golden import kept_requests
-from pipeline.detect.model_arrays import (
-    IMAGENET_DEVIATION,
-    IMAGENET_MEAN,
-    Arrays,
-    Signature,
-    Tensor,
-    channels_last,
-    split_metadata,
-    split_outputs,
-)
+from pipeline.detect.model_arrays import Arrays, Signature, Tensor, candidates_of, channels_last, split_metadata
+from pipeline.detect.onnx_graph import PICKS, PIXELS, PREFIX, add_steps, read_onnx
 from pipeline.detect.openvino_convert import NETWORK, converted, read_description
 from pipeline.detect.process_memory import freeze_gc
 from pipeline.errors import ModelError
@@ -52,9 +44,9 @@ class OpenVinoEngine:
     """
 
     def __init__(self, read: Callable[[], Any], metadata: DetectorMetadata, detect: DetectConfig):
-        if detect.device not in ("auto", "cpu") or detect.labels_per_box != "best":
-            raise ModelError("engine openvino: expected device auto or cpu, and labels_per_box best; use --engine tensorflow")
-        self._read, self._metadata, self._settings = read, metadata, _settings(detect)
+        if detect.device not in ("auto", "cpu"):
+            raise ModelError("engine openvino: expected device auto or cpu; use --engine tensorflow")
+        self._read, self._metadata, self._detect, self._settings = read, metadata, detect, _settings(detect)
         self._compiling = threading.Lock()
         self._compile()
 
@@ -68,13 +60,14 @@ class OpenVinoEngine:
             raise ModelError(f"engine openvino: cannot compile the model: {_reason(err)}") from err
         self.batch_sizes: tuple[int, ...] = (compiled.inputs[0].shape[0],)
         self._names = [output.get_any_name() for output in compiled.outputs]
+        self._has_candidates = "best" in self._names or (self._metadata.nms == "pipeline" and "classes" not in self._names)
         self.concurrent_batches: int = compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
         free: queue.SimpleQueue[Any] = queue.SimpleQueue()
         for _ in range(self.concurrent_batches):
             free.put(compiled.create_infer_request())
         self._free = free
 
-    def run(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
+    def run(self, pixels: np.ndarray) -> Arrays:
         """Runs a batch on a free request; see `Engine`."""
         free = self._free
         request = free.get()
@@ -82,8 +75,9 @@ class OpenVinoEngine:
             request.start_async({0: pixels}, share_inputs=True)
             request.wait()
             found = {name: request.get_output_tensor(n).data for n, name in enumerate(self._names)}
-            outputs = split_outputs(found, self._metadata)
-            return {role: array.copy() for role, array in outputs.items()}  # the next run overwrites the request's
+            if self._has_candidates:
+                return candidates_of(found, self._metadata, self._detect)
+            return {role: array.copy() for role, array in found.items()}  # the next run overwrites the request's
         except (RuntimeError, MemoryError) as err:
             if isinstance(err, MemoryError) or any(words in str(err) for words in _NO_MEMORY):
                 self._compile_again(free)
@@ -134,7 +128,7 @@ def open_network(network: str, detect: DetectConfig) -> OpenVinoEngine:
 
 
 def _open_onnx(file: str, local: str, folder: str, model: ModelConfig, detect: DetectConfig) -> OpenedModel:
-    """Each request has one image, where the file allows any number; scaling and layout are done in the graph."""
+    """Each request has one image, where the file allows any number."""
     import openvino
 
     core = openvino.Core()
@@ -153,39 +147,24 @@ def _open_onnx(file: str, local: str, folder: str, model: ModelConfig, detect: D
     signature = channels_last(Signature(inputs, outputs, run))
     properties = plain.get_rt_info("framework").value if plain.has_rt_info("framework") else {}
     metadata = describe_onnx(signature, local, folder, model, detect, properties=properties)
-    if metadata.resize == "none" or metadata.threshold_inputs:
-        raise ModelError(f"model {folder}: takes images at their own size, or thresholds; use --engine onnxruntime")
+    if metadata.resize == "none":
+        raise ModelError(f"model {folder}: takes images at their own size; use --engine onnxruntime")
+    content, roles = add_steps(read_onnx(file, folder), signature, metadata, detect, folder)
     batch = signature.batch_of(metadata) or 1
 
     def read() -> Any:
-        return _with_preparation(plain.clone(), metadata, batch, is_first=signature.channels_first)
+        """Without what picks boxes on a device: here memory is the same, and OpenVINO orders them more slowly than NumPy."""
+        found = core.read_model(content)
+        kept = [role for role in roles if role not in PICKS]
+        results = []
+        for role in kept:
+            results.append(found.output(PREFIX + role))
+            results[-1].get_tensor().set_names({role})
+        small = openvino.Model(results, found.get_parameters(), "detector")
+        small.reshape({PIXELS: [batch, *metadata.input_hw, 3]})
+        return small
 
     return OpenedModel(OpenVinoEngine(read, metadata, detect), metadata)
-
-
-def _with_preparation(model: Any, metadata: DetectorMetadata, batch: int, *, is_first: bool) -> Any:
-    """An ONNX model that takes `uint8 (batch, H, W, 3)`, as `model_arrays.feed_of` does it."""
-    from openvino import Layout, Type
-    from openvino.preprocess import PrePostProcessor
-
-    height, width = metadata.input_hw
-    model.reshape({metadata.input_name: [batch, 3, height, width] if is_first else [batch, height, width, 3]})
-    preparation = PrePostProcessor(model)
-    images = preparation.input(metadata.input_name)
-    images.tensor().set_element_type(Type.u8).set_layout(Layout("NHWC"))
-    images.model().set_layout(Layout("NCHW" if is_first else "NHWC"))
-    if metadata.channel_order == "bgr":
-        images.preprocess().reverse_channels()
-    if metadata.input_dtype == "float32":
-        images.preprocess().convert_element_type(Type.f32)
-        (low, high), steps = metadata.value_range, images.preprocess()
-        if (low, high) != (0.0, 255.0):
-            steps.scale(255.0 / (high - low))
-            steps.mean(-low)
-        if metadata.normalisation:
-            steps.mean(list(IMAGENET_MEAN))
-            steps.scale(list(IMAGENET_DEVIATION))
-    return preparation.build()
 
 
 def _tensor(one: Any) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 import threading
@@ -16,7 +15,7 @@ from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.describe_model import describe
 from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel
-from pipeline.detect.model_arrays import Arrays, Signature, channels_last
+from pipeline.detect.model_arrays import Arrays, Signature, channels_last, feed_of, split_outputs
 from pipeline.detect.server_protocols import PROTOCOLS
 from pipeline.detect.versions import first_line, is_remote
 from pipeline.errors import ModelAwayError, ModelError
@@ -187,9 +186,14 @@ def _opened(server: RemoteServer, folder: str, model: ModelConfig, detect: Detec
     used = {metadata.boxes_output, metadata.scores_output, metadata.classes_output, metadata.count_output}
     wanted = [name for name in wanted if name in used]
     batch = signature.batch_of(metadata)
-    detect_in = functools.partial(signature.by_role, metadata=metadata, detect=detect)
-    wait_s = model.server_wait_s
-    engine = FunctionEngine(detect_in, detect, batch, sizes=_BATCH_SIZES, close=server.close, recovers_s=wait_s)
+
+    def detect_in(pixels: np.ndarray) -> Arrays:
+        if signature.channels_first:  # moved as bytes; arithmetic keeps the order in memory
+            pixels = np.moveaxis(np.ascontiguousarray(np.moveaxis(pixels, -1, 1)), 1, -1)
+        feed = feed_of(pixels, metadata, detect, dtype=signature.inputs[metadata.input_name].dtype)
+        return split_outputs(signature.run(feed), metadata)
+
+    engine = FunctionEngine(detect_in, detect, batch, sizes=_BATCH_SIZES, close=server.close, recovers_s=model.server_wait_s)
     engine.batch_sizes = _accepted(engine, metadata)
     server.loaded()
     return OpenedModel(engine, metadata, version=server.version)

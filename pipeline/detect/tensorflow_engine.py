@@ -11,15 +11,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from models.export import CANDIDATES, suppress
-from models.geometry import boxes_to_xyxy
+from models.export import CANDIDATES
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.describe_model import describe, own_metadata
 from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel, OutOfMemory
 from pipeline.detect.families import read_notes
 from pipeline.detect.golden import read_requests
-from pipeline.detect.model_arrays import Arrays, Signature, Tensor, feed_of, most_boxes, split_metadata, split_outputs
+from pipeline.detect.model_arrays import (
+    PICKED,
+    Arrays,
+    Signature,
+    Tensor,
+    feed_of,
+    has_candidates,
+    picked_candidates,
+    split_outputs,
+)
 from pipeline.detect.tensorflow_internals import freeze
 from pipeline.detect.tensorflow_setup import configure_tensorflow
 from pipeline.detect.versions import first_line
@@ -42,10 +50,12 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     requests = read_requests(local, folder, frozen.metadata)
     batch = frozen.batch or (1 if frozen.metadata.resize == "none" else None)  # images of different sizes make no batch
 
-    def run(pixels: np.ndarray) -> dict[str, np.ndarray]:
+    def run(pixels: np.ndarray) -> Arrays:
         try:
-            outputs = frozen.function(tf.constant(pixels))
-            return {role: tensor.numpy() for role, tensor in zip(frozen.roles, outputs, strict=True)}
+            outputs = dict(zip(frozen.roles, frozen.function(tf.constant(pixels)), strict=True))
+            if "passed" in outputs:
+                return picked_candidates(lambda role: outputs[role].numpy(), frozen.metadata, detect)
+            return {role: tensor.numpy() for role, tensor in outputs.items()}
         except tf.errors.ResourceExhaustedError as err:
             raise OutOfMemory(_reason(err)) from err
         except tf.errors.OpError as err:
@@ -56,16 +66,17 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
 
 
 def described_signature(
-    local: str, folder: str, model: ModelConfig, detect: DetectConfig, *, suppressed: bool = True
-) -> tuple[Any, Any, DetectorMetadata]:
-    """A loaded SavedModel, its signature to call, and its metadata: its own, or as recognised, overridden by the config.
+    local: str, folder: str, model: ModelConfig, detect: DetectConfig
+) -> tuple[Any, Signature, Any, DetectorMetadata]:
+    """A loaded SavedModel, its signature, the same to call, and its metadata: own or recognised, overridden by the config.
+
+    A model of this project has a signature without suppression, which is the one that runs.
 
     Args:
       local: Its files on this machine.
       folder: Where it is from, for messages and as the model's name.
       model: Its description in the config.
       detect: How to run it.
-      suppressed: False for the signature without suppression, of a model that has one.
 
     Raises:
       ModelError: TensorFlow cannot load it, or it is no detector that is recognised.
@@ -76,8 +87,7 @@ def described_signature(
         loaded = tf.saved_model.load(local)
     except Exception as err:
         raise ModelError(f"model {folder}: TensorFlow cannot load it: {first_line(err)}") from err
-    raw = detect.labels_per_box == "several" or not suppressed
-    if described and described.threshold_inputs and CANDIDATES in loaded.signatures and raw:
+    if described and described.threshold_inputs and CANDIDATES in loaded.signatures and not model.signature:
         described = dataclasses.replace(
             described, signature=CANDIDATES, classes_output="", count_output="", nms="pipeline", threshold_inputs=False
         )
@@ -86,9 +96,9 @@ def described_signature(
         raise ModelError(
             f"model {folder}: expected a signature '{name}', it has {sorted(loaded.signatures)}; set model.signature"
         )
-    signature = loaded.signatures[name]
-    notes = functools.partial(read_notes, local)
-    return loaded, signature, describe(_signature_of(signature), described, model, folder, detect, read_notes=notes)
+    function = loaded.signatures[name]
+    signature, notes = _signature_of(function), functools.partial(read_notes, local)
+    return loaded, signature, function, describe(signature, described, model, folder, detect, read_notes=notes)
 
 
 def _signature_of(function: Any) -> Signature:
@@ -135,49 +145,60 @@ class FrozenModel(NamedTuple):
     has_boolean_mask: bool
 
 
-def frozen_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig, *, suppressed: bool = True) -> FrozenModel:
-    """Loads a SavedModel as one function of uint8 images, with the thresholds bound; see `described_signature`.
+def frozen_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig, *, picks: bool = True) -> FrozenModel:
+    """Loads a SavedModel as one function of uint8 images.
 
-    Candidates of a YOLO or DETR are suppressed in its graph, so that no image pays for all of them in NumPy; without
-    `suppressed`, the function returns each candidate with its best class.
+    Of a model with candidates it returns `boxes` and `scores` of all of them, `best (n, M)`, the best score of each box, and with
+    `picks` the best ones, as `model_arrays.picked_candidates` reads them. Other models answer their own.
     """
-    found = described_signature(local, folder, model, detect, suppressed=suppressed)
-    _loaded, signature, described = found  # the first one owns the signature's variables
+    found = described_signature(local, folder, model, detect)
+    _loaded, signature, call, described = found  # the first one owns the signature's variables
     import tensorflow as tf
 
-    metadata, xp = split_metadata(described), tf.experimental.numpy
-    is_raw = described.box_format == "grid" or described.signature == CANDIDATES or described.score_activation
-    has_candidates = (is_raw or described.packed_layout) and described.packed_layout != "M,6"
-    if has_candidates:
-        metadata = dataclasses.replace(metadata, classes_output="classes")
-    if has_candidates and suppressed:
-        metadata = dataclasses.replace(metadata, box_format="xyxy", count_output="count", nms="model")
-    batch = signature.structured_input_signature[1][described.input_name].shape[0]
+    xp, spec = tf.experimental.numpy, signature.inputs[described.input_name]
+    batch = spec.shape[0] if spec.shape else None
 
     @tf.function(input_signature=[tf.TensorSpec((batch, *described.graph_hw, 3), tf.uint8)], autograph=False)
     def predict(images: Any) -> dict[str, Any]:
-        outputs = split_outputs(signature(**feed_of(images, described, detect, xp)), described, xp)
-        if not has_candidates:
+        outputs = split_outputs(call(**feed_of(images, described, detect, xp, spec.dtype)), described, xp)
+        if not has_candidates(signature, described):
             return outputs
-        boxes, scores = (xp.asarray(outputs[role], "float32") for role in ("boxes", "scores"))
-        if not suppressed:
-            return {"boxes": boxes, "scores": tf.reduce_max(scores, -1), "classes": tf.argmax(scores, -1, tf.int32)}
-        iou_threshold = detect.iou_threshold if described.nms == "pipeline" else 1.0  # no box overlaps another more
-        found = suppress(
-            boxes_to_xyxy(boxes, split_metadata(described).box_format, xp),
-            scores,
-            tf.constant(detect.score_threshold, tf.float32),
-            tf.constant(iou_threshold, tf.float32),
-            tf.constant(most_boxes(detect), tf.int32),
-            several_labels=detect.labels_per_box == "several",
-        )
-        return {"count" if name == "num_detections" else name: value for name, value in found.items()}
+        has_classes = bool(described.packed_layout) or signature.outputs[described.scores_output].rank == 3  # (n, M, C)
+        outputs |= {"best": tf.reduce_max(outputs["scores"], -1)} if has_classes else {}
+        return {**outputs, **_picked(outputs, detect)} if picks else outputs
 
     function = predict.get_concrete_function()
     roles = tuple(sorted(function.structured_outputs))  # the order in which TensorFlow flattens a mapping
     frozen = freeze(function)
     masks = any(operation.type == "Where" for operation in frozen.graph.get_operations())
-    return FrozenModel(frozen, roles, metadata, batch, masks)
+    return FrozenModel(frozen, roles, described, batch, masks)
+
+
+def _picked(outputs: dict[str, Any], detect: DetectConfig) -> dict[str, Any]:
+    """The best boxes, or pairs of box and class, of each image; see `model_arrays.picked_candidates`."""
+    import tensorflow as tf
+
+    boxes, scores, has_classes = outputs["boxes"], outputs["scores"], "best" in outputs
+    several = has_classes and detect.labels_per_box == "several"
+    many = tf.shape(scores)[-1]
+    best = tf.reshape(scores, (tf.shape(scores)[0], -1)) if several else outputs.get("best", scores)
+    over = best >= detect.score_threshold
+    most = tf.minimum(PICKED, tf.shape(best)[1]) if best.shape[1] is None else min(PICKED, best.shape[1])
+    sure, places = tf.math.top_k(tf.where(over, best, -1.0), most)  # not NaN
+    rows = places // many if several else places
+    if several:
+        classes = places % many
+    elif has_classes:
+        classes = tf.argmax(tf.gather(scores, rows, batch_dims=1), -1, tf.int32)
+    else:
+        classes = tf.zeros_like(places)
+    return {
+        "picked_boxes": tf.gather(boxes, rows, batch_dims=1),
+        "picked_scores": sure,
+        "picked_classes": classes,
+        "picked_places": places,
+        "passed": tf.math.count_nonzero(over, 1, dtype=tf.int32),
+    }
 
 
 def _reason(err: OpError) -> str:

@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.feeding [--rounds 3] [--json FILE] [--only tiny --candidates 60]
 
-The engine finds ten objects in each image at once, or returns 8,400 boxes for the pipeline to suppress, `--candidates` of them
+The engine finds ten objects in each image at once, or returns candidates for the pipeline to suppress, `--candidates` of them
 sure. What is left is the pipeline: listing, reading, decoding, batches, boxes, rows, statistics. The loop reads, decodes and
 resizes in as many threads as cores, and does nothing else. Both take turns.
 
@@ -91,17 +91,20 @@ ENGINE = FreeEngine()
 def free_model(_detect: DetectConfig) -> LoadedModel:
     """The model of `ENGINE`; the process keeps its detector for all rounds."""
     names = tuple(f"class {n}" for n in range(80))
-    described = {"nms": "pipeline", "classes_output": ""} if ENGINE.raw else {}
+    described = {"nms": "pipeline"} if ENGINE.raw else {}
     metadata = DetectorMetadata("free", HW, "stretch", names, box_units="pixels", count_output="", **described)
     return LoadedModel(metadata, "1", Batcher(ENGINE, HW))
 
 
 def raw_outputs(candidates: int) -> dict[str, np.ndarray]:
-    """8,400 boxes of each of 32 images, and their scores for 80 classes, as YOLOv8 returns them."""
-    scores, corners = np.zeros((32, 80, 8400), np.float32), _RANDOM.uniform(0, 360, (32, 8400, 2)).astype(np.float32)
-    for each in scores:
-        each[_RANDOM.integers(0, 80, candidates), _RANDOM.permutation(8400)[:candidates]] = _RANDOM.uniform(0.3, 0.9, candidates)
-    return {"boxes": np.concatenate([corners, corners + 50], -1), "scores": scores.swapaxes(1, 2)}
+    """Candidates of each of 32 images, of 80 classes, as the steps behind YOLOv8 return them."""
+    corners = _RANDOM.uniform(0, 360, (32, candidates, 2)).astype(np.float32)
+    return {
+        "boxes": np.concatenate([corners, corners + 50], -1),
+        "scores": _RANDOM.uniform(0.3, 0.9, (32, candidates)).astype(np.float32),
+        "classes": _RANDOM.integers(0, 80, (32, candidates), np.int32),
+        "count": np.full(32, candidates),
+    }
 
 
 def detect(images: str, output: str) -> None:
