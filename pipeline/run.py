@@ -66,11 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_command(lambda: _run(argv, started_at), "the job failed", "stopped; rows that were written stay")
 
     with log_lines(log_format=monitoring.log_format, log_level=monitoring.log_level, stamped=True) as log:
-        if not monitoring.notify or {"--dry-run", "--dry_run"} & {*argv}:
+        if not (monitoring.notify or monitoring.metrics_file) or {"--dry-run", "--dry_run"} & {*argv}:
             return work()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the import takes seconds, and nobody can be notified yet
         notify = importlib.import_module("pipeline.launch.notify")
-        return int(notify.notifying(monitoring.notify.get_secret_value(), log, work))
+        return int(notify.notifying(monitoring, log, work))
 
 
 def _monitoring(argv: Sequence[str]) -> MonitoringConfig:

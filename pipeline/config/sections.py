@@ -295,6 +295,12 @@ class MonitoringConfig:
         None, "serve Prometheus metrics, /livez and /readyz on this port; 0: a free port, which is printed; default: none"
     )
     metrics_host: str = declare("0.0.0.0", "address on which they are served")  # noqa: S104  as exporters do; no image is named
+    metrics_file: Path = declare(
+        "",
+        "local file that gets when the last run ended, when one succeeded, and its dead share, for the textfile collector of "
+        "Prometheus' node_exporter; its name without .prom is the label schedule",
+        applies="batch",
+    )
     page_port: _Port | None = declare(
         None, "serve a live page for this machine's browser on this port; 0: a free port, which is printed; default: none"
     )

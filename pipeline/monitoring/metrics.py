@@ -6,6 +6,8 @@ reasons are those of `pipeline.failures`, versions those in use, parts those of 
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -63,6 +65,20 @@ def _batches(stats: JobStats) -> Buckets:
 
 def _threads(_stats: JobStats) -> int:
     return len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else threading.active_count()
+
+
+def _memory(_stats: JobStats) -> int:
+    """Bytes in memory of this process and of those that it has started; pages that several share count once."""
+    found, left = 0, ["self"]
+    while left:
+        process = left.pop()
+        with contextlib.suppress(OSError):  # it has ended
+            for tasks in glob.glob(f"/proc/{process}/task/*/children"):
+                with open(tasks) as children:
+                    left += children.read().split()
+            with open(f"/proc/{process}/smaps_rollup") as rollup:
+                found += next(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))
+    return found
 
 
 def _memory_limit(_stats: JobStats) -> int:
@@ -127,6 +143,10 @@ METRICS: tuple[Metric, ...] = (
         ("part",),
     ),
     Metric("detection_threads", "gauge", "threads", "threads of the process, TensorFlow's included", _threads),
+    Metric(
+        *("detection_memory_bytes", "gauge", "bytes", "memory of the process and of its feeder processes, shared memory once"),
+        _memory,
+    ),
     Metric("detection_memory_limit_bytes", "gauge", "bytes", "memory of the container, else the machine", _memory_limit),
 )
 PROCESS_METRICS = "`process_*`: resident memory, open files, CPU seconds and start time of the process, by `prometheus_client`"

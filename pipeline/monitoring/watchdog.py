@@ -11,7 +11,6 @@ import contextlib
 import faulthandler
 import functools
 import logging
-import os
 import sys
 import tempfile
 import threading
@@ -28,14 +27,18 @@ _LOOKS = 20  # at least so many before a part is stuck
 
 def end_stuck(name: str, part: Part, *, in_log: bool = False) -> None:
     """Writes the stacks of all threads to a new file, or to standard error, prints one line, and ends the process with code 1."""
-    descriptor, place = (2, "this log") if in_log else tempfile.mkstemp(".txt", "stuck-job-")
+    descriptor, place = 2, "this log"
+    if not in_log:
+        with contextlib.suppress(OSError):  # the disk may be full
+            descriptor, place = tempfile.mkstemp(".txt", "stuck-job-")
     faulthandler.dump_traceback(descriptor, all_threads=True)
     with contextlib.suppress(Exception):
         sys.stdout.flush()
     waits = f"{part.waiting} waiting, none done for {part.stalled_s:.0f} s (stuck_after_s)"
     # without a lock, since a stuck thread may hold that of the log
-    write_unlocked(f"the job is stuck in its {name}: {waits}; the stacks of all threads are in {place}", logging.ERROR)
-    os._exit(FAILED)
+    line = f"the job is stuck in its {name}: {waits}; the stacks of all threads are in {place}"
+    write_unlocked(line, logging.ERROR)
+    PROCESS.exit(FAILED, line)
 
 
 class Watchdog:

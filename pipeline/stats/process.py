@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from pipeline.errors import UserError
 from pipeline.stats.job_stats import JobStats
 
+_TELL_SECONDS = 45.0  # three tries of a webhook
 _BACKLOG_SECONDS = 20.0  # after the last message, the backlog has no age
 
 
@@ -80,6 +82,7 @@ class ProcessState:
       samples: How many images with a thumbnail its statistics keep, for the report of a stream and the live page.
       message_at: When a stream read its last message, in monotonic seconds.
       stopped: Whether a signal has stopped the job; its steps, which run in threads, end at their next element.
+      before_exit: Tells the outside how the job ended, given its exit code and error, where the process ends at once.
       failure: What the job cannot go on after, as the step that met it raised it; runners pass on only its text.
       on_failure: Ends this process after it, where it is one of a job's workers.
     """
@@ -99,6 +102,7 @@ class ProcessState:
         self.samples = 0
         self.message_at = -math.inf
         self.stopped = False
+        self.before_exit: Callable[[int, str], object] | None = None
         self.failure: UserError | None = None
         self.on_failure: Callable[[UserError], object] | None = None
 
@@ -123,6 +127,14 @@ class ProcessState:
         self.failure = self.failure or failure
         if self.on_failure:
             self.on_failure(failure)
+
+    def exit(self, code: int, error: str) -> NoReturn:
+        """Ends this process at once, when its job cannot end; first tells the outside, for as long as that may take."""
+        if self.before_exit:
+            telling = threading.Thread(target=self.before_exit, args=(code, error), name="tell", daemon=True)
+            telling.start()
+            telling.join(_TELL_SECONDS)
+        os._exit(code)
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[JobStats]:

@@ -4,15 +4,17 @@ import http.server
 import json
 import signal
 import threading
+import time
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline import run
 from pipeline.launch import notify as notifying
 from pipeline.launch.notify import notify
 from pipeline.log_lines import log_lines
 from tests.forked_jobs import Moment, run_forked
-from tests.launch.jobs import write_images
+from tests.launch.jobs import paused_with_lock, write_images
 from tests.processes import served, wait_until
 
 
@@ -106,3 +108,28 @@ def test_a_job_that_sigterm_stops_while_it_prepares_is_told(place, having, argum
         (told,) = webhook.got
     assert told["exit_code"] == 130 and told["images"]["read"] == 0
     assert not (out / "detections").exists()
+
+
+def test_prometheus_finds_the_last_run_its_last_success_and_its_dead_share(arguments, out, tmp_path, run_job):
+    """A run that fails, or is skipped, keeps the time of the last success, of which an alert asks."""
+    write_images(tmp_path / "in", "a.png", "b.png", "c.png")
+    (tmp_path / "in" / "d.png").touch()
+    path = tmp_path / "metrics" / "nightly.prom"
+
+    def last_run(code: int, *flags: object) -> dict[str, float]:
+        assert run_job(*arguments, "--metrics-file", path, *flags)[0] == code
+        found = {each.name: each for each in text_string_to_metric_families(path.read_text())}
+        assert all(each.documentation and each.type == "gauge" for each in found.values())
+        assert {sample.labels["schedule"] for each in found.values() for sample in each.samples} == {"nightly"}
+        return {name.removeprefix("detection_last_"): each.samples[0].value for name, each in found.items()}
+
+    began = time.time()
+    first = last_run(0)
+    assert began < first["success_timestamp_seconds"] == first["run_timestamp_seconds"] < time.time()
+    assert (first["exit_code"], first["dead_share"]) == (0, 0.25) and 0 < first["duration_seconds"] < time.time() - began
+    dead = last_run(4, "--max-dead-share", 0.1)
+    assert (dead["exit_code"], dead["dead_share"]) == (4, 0.25), "as a repeat has it"
+    assert dead["success_timestamp_seconds"] == first["success_timestamp_seconds"] < dead["run_timestamp_seconds"]
+    with paused_with_lock([*arguments, "--score-threshold", 0.9], tmp_path / "log"):
+        skipped = last_run(0, "--score-threshold", 0.9, "--when-busy", "skip")
+    assert skipped["success_timestamp_seconds"] == first["success_timestamp_seconds"] < skipped["run_timestamp_seconds"]

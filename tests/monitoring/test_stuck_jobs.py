@@ -14,8 +14,10 @@ import pytest
 
 from tests.bright_model import export_bright_model
 from tests.conftest import REPO
+from tests.forked_jobs import Moment, run_forked
 from tests.launch.jobs import rows_by_name, write_images
 from tests.launch.test_elsewhere import TWO_PROCESSES
+from tests.launch.test_notify import Webhook
 from tests.monitoring.prometheus import port_of, samples_of
 from tests.processes import running, wait_until
 from tests.shard_rows import rows_in
@@ -100,3 +102,23 @@ def test_a_storage_that_accepts_connections_and_never_answers_ends_a_stream(pubs
         with StreamingJob(pubsub_emulator, tmp_path, bright_model, *STREAM) as job:
             job.publish(json.dumps({"uri": "gs://bucket/a.png"}).encode())
             assert (job.wait(), stuck_part(job.output())) == (1, "read"), job.output()
+
+
+@pytest.mark.parametrize(
+    "at", [None, pytest.param(Moment("tempfile:mkstemp", when="fails"), marks=pytest.mark.matrix)], ids=["", "disk full"]
+)
+def test_a_webhook_and_prometheus_hear_of_a_stuck_job(tmp_path, hanging_model, at):
+    """Nobody looks at a job of the night; a full disk, which has no room for the stacks, keeps none from its end."""
+    (tmp_path / "in").mkdir()
+    write_white(tmp_path / "in" / "white.png")
+    log, metrics = tmp_path / "log", tmp_path / "metrics" / "nightly.prom"
+    flags = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", hanging_model, "--stuck-after-s", 5]
+    with Webhook(200) as webhook:
+        assert run_forked([*flags, "--notify", webhook.url, "--metrics-file", metrics], log, at) == 1
+        (told,) = webhook.got
+    assert told["exit_code"] == 1 and told["error"].startswith("the job is stuck in its detector: ")
+    assert ("stacks of all threads are in this log" in log.read_text()) == (at is not None)
+    if at is None:
+        stuck_part(log.read_text())
+    assert 'detection_last_exit_code{schedule="nightly"} 1\n' in metrics.read_text()
+    assert 'detection_last_success_timestamp_seconds{schedule="nightly"} 0\n' in metrics.read_text()
