@@ -48,7 +48,7 @@ test-matrix: $(READY) $(PRISM) $(FAKE_GCS) $(AZURITE) ## Pass the same contracts
 
 test-all: test test-matrix mutants test-flink test-spark ## Pass all tests; forty minutes
 
-mutants: $(READY) ## Ten defects, each of which a named test must find
+mutants: $(READY) ## Defects, each of which a named test must find
 	$(BIN)/python -m tests.mutants
 
 test-fast: $(READY) ## Pass the tests that need neither whole jobs nor emulators, for the inner loop

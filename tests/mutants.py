@@ -1,4 +1,4 @@
-"""Ten defects, each in a copy of the project, and the test that must find it: `python -m tests.mutants [NAME …]`.
+"""Defects, each in a copy of the project, and the test that must find it: `python -m tests.mutants [NAME …]`.
 
 Exit code 0: each test passes without the defect and fails with it; 1: one does not; 2: code that a defect changes is gone.
 """
@@ -61,9 +61,45 @@ MUTANTS = {
     ),
     "compacts by deleting first": Mutant(
         "pipeline/results/compact.py",
-        "    if len(merged):\n        write_shard(",
-        "    _delete(found)\n    if len(merged):\n        write_shard(",
+        "        taken.append(part)\n",
+        "        taken.append(part)\n        delete_files([part.shard.path])\n",
         "tests/test_compact.py::test_killed_or_cut_off_from_power_at_any_moment_no_reader_loses_a_row_and_the_next_one_finishes",
+    ),
+    "ends a job for one damaged shard": Mutant(
+        "pipeline/results/reader.py",
+        "            raise _DamagedError(one_line(err)) from err\n",
+        "            pass\n",
+        "tests/results/test_shards.py::test_a_damaged_shard_costs_a_line_and_not_the_job",
+    ),
+    "prefers the newest row to a detection": Mutant(
+        "pipeline/results/row_rule.py",
+        "np.lexsort((made_at, detected, is_chosen, groups))",
+        "np.lexsort((detected, made_at, is_chosen, groups))",
+        "tests/test_compact.py::test_which_row_stays",
+    ),
+    "blames an image for what the device does": Mutant(
+        "pipeline/detect/batcher.py",
+        "            self._check_device(size)\n",
+        "",
+        "tests/detect/test_batcher.py::test_an_error_that_no_image_is_to_blame_for_is_for_those_who_wait_and_later_images_are_found",
+    ),
+    "gives up on a device that failed": Mutant(
+        "pipeline/errors.py",
+        'a new process may get it to work", retry=True',
+        'a new process may get it to work", retry=False',
+        "tests/deploy/test_exit_codes.py",
+    ),
+    "lets identities cross an edge as text": Mutant(
+        "pipeline/stream/deduplicate.py",
+        "with_output_types(tuple[bytes, Image])",
+        "with_output_types(tuple[str, Image])",
+        "tests/test_streaming_graph.py::test_no_text_crosses_an_edge_as_text",
+    ),
+    "takes images for one whose names are no Unicode": Mutant(
+        "pipeline/stream/deduplicate.py",
+        "yield name_bytes(ref_of(image).identity), image",
+        'yield ref_of(image).identity.encode("utf-8", "replace"), image',
+        "tests/stream/test_deduplicate.py::test_each_image_passes_once_and_the_others_are_counted",
     ),
     "accepts new versions without checks": Mutant(
         "pipeline/detect/model_watcher.py",
