@@ -46,6 +46,7 @@ VERBS = {
     "export": Verb("pipeline.export", "write a results folder in another format, such as CSV, COCO or YOLO, or as crops"),
     "rows": Verb("pipeline.rows", "print the rows of a results folder as JSON Lines, for jq and other tools"),
     "compact": Verb("pipeline.compact", "merge the many small files of a results folder"),
+    "check": Verb("pipeline.check", "are all rows of a results folder whole, and which images lost theirs by damage"),
     "load": Verb("pipeline.load_bigquery", "load the rows of a results folder into BigQuery, each once"),
     "reconcile": Verb("pipeline.reconcile", "which images have a result, and which have none"),
     "replay": Verb("pipeline.run", "detect again in the images that failed: run --retry-dead", ("--retry-dead",)),

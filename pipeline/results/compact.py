@@ -28,15 +28,16 @@ import numpy as np
 import pyarrow as pa
 
 from models.progress import shown
-from pipeline.errors import OutputError, UnreadableError
+from pipeline.errors import UnreadableError
 from pipeline.results.completion import contains
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.lock import locked
-from pipeline.results.reader import KINDS, ResultsFolder
+from pipeline.results.reader import KINDS, ResultsFolder, batches_in, parquet_file
 from pipeline.results.row_rule import COLUMNS, RULE, Ranked, superseded
+from pipeline.results.rows import FORMATS
 from pipeline.results.run import remove_abandoned
 from pipeline.results.shards import COMPACTED, Shard, shard_of_name, write_shard
-from pipeline.storage.files import delete_files, delete_generations, folders_of, sync
+from pipeline.storage.files import delete_files, delete_generations, folders_of, sync, warn_unreadable
 from pipeline.storage.listing import files_of
 from pipeline.storage.stores import look_up
 
@@ -66,9 +67,10 @@ class Compacted(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A shard, its level, the ranks of its rows, and of each row whether it lost."""
+    """A shard, its bytes without compression, its level, the ranks of its rows, and of each row whether it lost."""
 
     shard: Shard
+    raw_bytes: int
     level: bytes
     ranked: Ranked
     lost: np.ndarray
@@ -80,6 +82,10 @@ class _Part(NamedTuple):
     @property
     def kept_bytes(self) -> int:
         return self.shard.size_bytes * self.kept // max(1, len(self.lost))
+
+    @property
+    def is_small(self) -> bool:
+        return 2 * len(self.lost) < _ROWS and 2 * self.shard.size_bytes < _BYTES and 2 * self.raw_bytes < _RAW_BYTES
 
 
 def compact(output: str, until: float = 0.0, *, keep_latest: bool = False, wait_s: float = 0.0) -> Compacted:
@@ -94,7 +100,6 @@ def compact(output: str, until: float = 0.0, *, keep_latest: bool = False, wait_
 
     Raises:
       BusyError: Another compaction works there.
-      OutputError: A newer release has merged shards there.
       UnreadableError: A shard cannot be read now, or what was written is not read back.
     """
     with locked(output, COMPACTED, wait_s=wait_s, what="compact"):
@@ -125,17 +130,22 @@ def _parts(results: ResultsFolder, keep_latest: bool) -> list[_Part]:
 
 
 def _read(results: ResultsFolder, kind: str, columns: Sequence[str]) -> Iterator[_Part]:
+    def project(shard: Shard, source: Any) -> tuple[pa.Table, dict[bytes, bytes], int]:
+        schema = pa.schema([field for field in FORMATS[kind].schema if field.name in columns])
+        with parquet_file(shard, source) as file:
+            table = pa.Table.from_batches(batches_in(shard, file, columns), schema)
+            groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+            return table, file.schema_arrow.metadata or {}, sum(group.total_byte_size for group in groups)
+
     shards = shown([shard for shard in results.shards if shard.kind == kind], "reading keys", "files")
-    for shard, table in results.tables(columns, shards, begin_anew=False):
-        metadata = table.schema.metadata or {}
-        if int(metadata.get(_RULE, b"0")) > RULE:
-            raise OutputError(
-                f"output {results.output}: a newer release has compacted it by another rule; compact it with that one"
-            )
+    for shard, (table, metadata, raw_bytes) in results.read(project, shards, begin_anew=False):
+        if metadata.get(_RULE, str(RULE).encode()) != str(RULE).encode():
+            warn_unreadable(shard.path, "another release merged it by another rule, so it stays as it is")
+            continue
         made_at = table["made_at"].cast(pa.int64()).to_numpy()
         of_table = Ranked.of(table, kind == DETECTIONS) if len(columns) > 2 else None
         ranked = of_table or Ranked.by_key(table["key"].to_numpy(), made_at, kind == DETECTIONS)
-        yield _Part(shard, metadata.get(_LEVEL, b""), ranked, np.zeros(len(table), bool))
+        yield _Part(shard, raw_bytes, metadata.get(_LEVEL, b""), ranked, np.zeros(len(table), bool))
 
 
 def _decided(results: ResultsFolder, parts: Sequence[_Part], keep_latest: bool, share: float) -> list[list[_Part]]:
@@ -183,17 +193,16 @@ def _mark_lost(parts: Sequence[_Part], keep_latest: bool) -> None:
 def _groups(parts: Sequence[_Part], share: float) -> list[list[_Part]]:
     """The groups of one kind's shards that are worth merging."""
     groups: list[list[_Part]] = []
-    rows = size = 0
+    rows = size = raw = 0
     for part in sorted(parts, key=lambda part: part.kept_bytes):
-        is_small = 2 * len(part.lost) < _ROWS and 2 * part.shard.size_bytes < _BYTES
-        if not (is_small or _is_worth([part], share)):
+        if not (part.is_small or _is_worth([part], share)):
             continue
         fits = rows + part.kept <= _ROWS and size + part.kept_bytes <= _BYTES and part.kept_bytes <= 2 * max(size, _SMALL_BYTES)
-        if not (groups and fits and len(groups[-1]) < _FILES):
+        if not (groups and fits and raw + part.raw_bytes <= _RAW_BYTES and len(groups[-1]) < _FILES):
             groups.append([])
-            rows = size = 0
+            rows = size = raw = 0
         groups[-1].append(part)
-        rows, size = rows + part.kept, size + part.kept_bytes
+        rows, size, raw = rows + part.kept, size + part.kept_bytes, raw + part.raw_bytes
     return [group for group in groups if _is_worth(group, share)]
 
 
@@ -261,7 +270,8 @@ def _write(results: ResultsFolder, kind: str, tables: Sequence[pa.Table], metada
 def _read_whole(shard: Shard, source: Any) -> tuple[np.ndarray, np.ndarray]:
     """The keys and times of a shard, of which every page is read."""
     keys, made_at = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
-    for batch in ResultsFolder.batches_of(shard, source):
-        keys.append(batch["key"].to_numpy())
-        made_at.append(batch["made_at"].cast(pa.int64()).to_numpy())
+    with parquet_file(shard, source) as file:
+        for batch in batches_in(shard, file):
+            keys.append(batch["key"].to_numpy())
+            made_at.append(batch["made_at"].cast(pa.int64()).to_numpy())
     return np.concatenate(keys), np.concatenate(made_at)

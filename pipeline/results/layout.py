@@ -43,7 +43,8 @@ MADE_BY = b"made by detect-objects"  # marks pages and pictures of this program
 ROWS = re.compile(r"(detections|dead_letters)/(\d{8}T\d{6}Z)-([\w-]+)-[0-9a-f]{32}\.(parquet|jsonl)")
 _OTHERS = re.compile(
     r"(runs/[\w-]+/)?(summary\.json|report\.html|samples/\d{3,}-[\w.-]*\.jpg)|exports/.*"
-    r"|((detections|dead_letters|samples|runs/[^/]+(/samples)?)/)?\.staging-[^/]+(/.*)?|\.lock-[\w-]+",
+    r"|((detections|dead_letters|samples|runs/[^/]+(/samples)?)/)?\.staging-[^/]+(/.*)?|\.lock-[\w-]+"
+    r"|(detections|dead_letters)/\.damaged-[\w-]+",
     re.DOTALL,
 )
 _OLDER = re.compile(r"/(detections|dead_letters)-([\w-]+-)?\d{5,}-of-\d{5,}\.jsonl$")

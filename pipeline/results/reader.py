@@ -31,7 +31,7 @@ from pipeline.failures import FOR_GOOD, one_line
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.rows import FORMATS, parquet_text
-from pipeline.results.shards import Shard, shard_of_name
+from pipeline.results.shards import Shard, is_mark, mark_of, shard_of_name
 from pipeline.storage.files import warn_unreadable
 from pipeline.storage.listing import MAX_PARALLEL, files_of
 from pipeline.storage.store import FoundFile, open_object, retried
@@ -61,18 +61,33 @@ class ResultsFolder:
       kinds: Only shards of these kinds.
       may_hold: Leaves shards out by their names.
 
+      trust_marks: Whether shards that are marked as damaged are read whole first, and left out if they are.
+
     Attributes:
       shards: By kind and name.
-      damaged: The paths of those that turned out to be damaged, with what is wrong.
+      marks: The marks of a check (see `check`) in the folder.
+      damaged: The paths of shards that turned out to be damaged, with what is wrong.
 
     Raises:
       UnreadableError: The folder cannot be listed now.
     """
 
-    def __init__(self, output: str, kinds: Sequence[str] = KINDS, may_hold: Callable[[Shard], bool] = lambda _shard: True):
+    def __init__(
+        self,
+        output: str,
+        kinds: Sequence[str] = KINDS,
+        may_hold: Callable[[Shard], bool] = lambda _shard: True,
+        *,
+        trust_marks: bool = True,
+    ):
         self.output = output
-        self.shards = list(filter(may_hold, list_shards(output, kinds)))
+        shards, self.marks = _listing(output, kinds)
+        self.shards = list(filter(may_hold, shards))
         self.damaged: dict[str, str] = {}
+        if marked := [shard for shard in self.shards if trust_marks and mark_of(shard.path) in self.marks]:
+            for _ in self.read(_read_whole, marked, begin_anew=False):
+                pass
+            self.shards = [shard for shard in self.shards if shard.path not in self.damaged]
 
     def read(
         self, project: Callable[[Shard, Any], _Answer], shards: Iterable[Shard] | None = None, *, begin_anew: bool = True
@@ -104,24 +119,15 @@ class ResultsFolder:
             elif begin_anew:
                 raise found
 
-    def tables(
-        self, columns: Sequence[str], shards: Iterable[Shard] | None = None, *, begin_anew: bool = True
-    ) -> Iterator[tuple[Shard, pa.Table]]:
-        """Some columns of each shard with its metadata, as `read` gives them."""
+    def tables(self, columns: Sequence[str], shards: Iterable[Shard] | None = None) -> Iterator[tuple[Shard, pa.Table]]:
+        """Some columns of each shard, as `read` gives them."""
 
         def project(shard: Shard, source: Any) -> pa.Table:
             schema = pa.schema([field for field in FORMATS[shard.kind].schema if field.name in columns])
-            with _parquet(shard, source) as file:
-                metadata = file.schema_arrow.metadata
-                return pa.Table.from_batches(_batches(shard, file, columns), schema).replace_schema_metadata(metadata)
+            with parquet_file(shard, source) as file:
+                return pa.Table.from_batches(batches_in(shard, file, columns), schema)
 
-        return self.read(project, shards, begin_anew=begin_anew)
-
-    @staticmethod
-    def batches_of(shard: Shard, source: Any) -> Iterator[pa.RecordBatch]:
-        """All rows of an open shard, in parts, for a function that `read` calls."""
-        with _parquet(shard, source) as file:
-            yield from _batches(shard, file)
+        return self.read(project, shards)
 
     def batches(
         self,
@@ -145,8 +151,8 @@ class ResultsFolder:
         """
         for shard, content in side_by_side(_fetched_ahead, self.shards if shards is None else shards):
             try:
-                with _reading(shard), _source(shard, content) as source, _parquet(shard, source) as file:
-                    for batch in _batches(shard, file, columns, rows):
+                with _reading(shard), _source(shard, content) as source, parquet_file(shard, source) as file:
+                    for batch in batches_in(shard, file, columns, rows):
                         yield shard, batch
             except _DamagedError as err:
                 self._name_damaged(shard, err)
@@ -181,9 +187,20 @@ def list_shards(output: str, kinds: Sequence[str] = KINDS) -> list[Shard]:
     Raises:
       UnreadableError: The folder cannot be listed now.
     """
-    found = side_by_side(lambda kind: _listed(f"{output}/{kind}"), [*kinds, *kinds])
-    shards = (shard_of_name(*file) for _, files in found for file in files)
-    return sorted({shard.path: shard for shard in shards if shard}.values())
+    return _listing(output, kinds)[0]
+
+
+def _listing(output: str, kinds: Sequence[str]) -> tuple[list[Shard], set[str]]:
+    """The shards, and the marks of damaged ones."""
+    found = [file for _, files in side_by_side(lambda kind: _listed(f"{output}/{kind}"), [*kinds, *kinds]) for file in files]
+    shards = (shard_of_name(*file) for file in found)
+    return sorted({shard.path: shard for shard in shards if shard}.values()), {file.path for file in found if is_mark(file.path)}
+
+
+def _read_whole(shard: Shard, source: Any) -> None:
+    with parquet_file(shard, source) as file:
+        for _ in batches_in(shard, file):
+            pass
 
 
 def _listed(folder: str) -> list[FoundFile]:
@@ -286,13 +303,14 @@ def _source(shard: Shard, content: bytes | None = None) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _parquet(shard: Shard, source: Any) -> Iterator[pq.ParquetFile]:
+def parquet_file(shard: Shard, source: Any) -> Iterator[pq.ParquetFile]:
+    """Opens the Parquet file of a shard, whose checksums are checked, for a function that `ResultsFolder.read` calls."""
     with pq.ParquetFile(source, page_checksum_verification=True) as file:
         _check_rows(shard, file.metadata.num_rows)
         yield file
 
 
-def _batches(
+def batches_in(
     shard: Shard, file: pq.ParquetFile, columns: Sequence[str] | None = None, rows: int = _FEW_ROWS
 ) -> Iterator[pa.RecordBatch]:
     """The rows of an open shard in parts of bounded bytes, with the columns of this release."""

@@ -218,6 +218,7 @@ def _table(
     }
     columns["uri_bytes"] = [name_bytes(uri) if parquet_text(uri) != uri else None for uri in columns["uri"]]
     schema = FORMATS[kind].schema
+    columns |= {column.name: [column.default] * rows for column in FORMATS[kind].columns if column.name not in columns}
     for field in schema:
         if field.type == pa.string():
             columns[field.name] = [text and parquet_text(text) for text in columns[field.name]]

@@ -6,6 +6,7 @@ A shard (see `layout` for its name) is written under another name, synced and re
 
 from __future__ import annotations
 
+import posixpath
 import time
 import uuid
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from pipeline.results.layout import ROWS, time_in_name
 from pipeline.results.run import Run
 from pipeline.storage.files import create, exists, folders_of, move_files, sync, write_file
 
+_MARK = ".damaged-"  # begins the names of marks of damaged shards
 COMPACTED = "compact"  # the run in the names of merged shards
 _GROUP_ROWS = 16_384  # a row group has statistics, which exclude parts of a large shard
 _GROUP_BYTES = 16 << 20  # dead letters may carry messages of 10 MB; readers hold a row group
@@ -52,6 +54,21 @@ def shard_of_name(path: str, size_bytes: int = 0, generation: str = "") -> Shard
     """
     found = ROWS.fullmatch("/".join(path.rsplit("/", 2)[-2:]))
     return Shard(path, found[1], size_bytes, found[3], found[2], generation) if found and found[4] == "parquet" else None
+
+
+def mark_of(path: str) -> str:
+    """The name of the mark of a damaged shard: hidden, beside it.
+
+    >>> mark_of("out/detections/a.parquet")
+    'out/detections/.damaged-a'
+    """
+    folder, name = posixpath.split(path)
+    return f"{folder}/{_MARK}{name.removesuffix('.parquet')}"
+
+
+def is_mark(path: str) -> bool:
+    """Whether a file is the mark of a damaged shard."""
+    return posixpath.basename(path).startswith(_MARK)
 
 
 def write_shard(output: str, kind: str, table: pa.Table, run: str) -> str:
