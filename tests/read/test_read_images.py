@@ -2,6 +2,9 @@
 
 import json
 import os
+import sys
+import tarfile
+import zlib
 
 import apache_beam as beam
 import pytest
@@ -18,6 +21,7 @@ from pipeline.storage.files import write_file
 from pipeline.storage.stores import generation_of
 from tests.memory import less_memory_than
 from tests.read.running import images_read, run
+from tests.read.test_archives import add
 from tests.read.test_videos import write_video
 from tests.shard_rows import VERSION, detected, failed, write_rows
 from tests.tfrecord_files import example, write
@@ -177,3 +181,91 @@ def test_shards_that_cannot_hold_wanted_rows_are_not_read(tmp_path):
     assert done.total == 3
     assert DoneRows(str(tmp_path), VERSION, True, ("gs://b/2026/12/",), "b").total == 0
     assert DoneRows(str(tmp_path), VERSION, True, ("",), "c").total == 90
+
+
+_OPENED: list[list[str]] = []  # of the test that asks for it; a hook stays until its process ends
+
+
+def _note_open(event, arguments):
+    if event == "open" and _OPENED and isinstance(arguments[0], (str, bytes)):
+        _OPENED[-1].append(os.fsdecode(arguments[0]))
+
+
+sys.addaudithook(_note_open)
+
+
+@pytest.fixture
+def opened():
+    """The files that this process has opened."""
+    _OPENED.append([])
+    yield _OPENED[-1]
+    _OPENED.pop()
+
+
+def containers(folder):
+    """A tar file with an image, a damaged link, a hidden and another file; records, of which one is none; and a video."""
+    folder.mkdir()
+    with tarfile.open(folder / "a.tar", "w") as archive:
+        for name in ("one.jpg", "two.jpg", ".hidden.jpg", "notes.txt"):
+            add(archive, name, b"x" * 1000)
+        add(archive, "link.jpg", kind=tarfile.SYMTYPE)
+    write(f"{folder}/a.tfrecord", example(image_encoded=b"x", image_source_id=b"three"), b"no example")
+    write_video(folder / "a.mkv", 50)
+    return [f"{folder}/{name}" for name in ("a.tar", "a.tfrecord", "a.mkv")]
+
+
+@pytest.mark.xfail(strict=True, reason="D10, D15")
+@pytest.mark.slow
+@pytest.mark.parametrize("named", [False, True], ids=["listed", "in a manifest"])
+def test_a_container_of_which_all_images_have_rows_is_not_opened(tmp_path, opened, named):
+    """Whatever they were: detected, or refused for good. One that may pass, a row less or a new generation opens it again."""
+    paths, output = containers(tmp_path / "in"), f"{tmp_path}/out"
+    (tmp_path / "m.txt").write_text("\n".join(paths))
+    inputs = [f"{tmp_path}/m.txt" if named else f"{tmp_path}/in"]
+    got = run(lambda pipeline: images_read(pipeline, ReadImages(inputs, done=DoneRows(output, VERSION, run="first"))))
+    images = [image.ref for image in got["images"]]
+    assert (len(images), [letter.reason for letter in got["dead"]]) == (5, ["bad_member", "no_example"])
+    assert {*paths} <= {*opened}
+    rows = {ref.uri: detected(ref.uri, ref.generation) for ref in images}
+    last = rows.pop(f"{paths[0]}#one.jpg")
+    write_rows(output, [*rows.values()], got["dead"])
+    opened.clear()
+    assert read(inputs, output) == (["a.tar#one.jpg"], 8, 6, 5)
+    assert [path for path in paths if path in opened] == paths[:1]
+    write_rows(output, [last])
+    opened.clear()
+    assert read(inputs, output) == ([], 8, 8, 7)
+    assert not {*paths} & {*opened}
+    assert read(inputs, output, failed_too=False)[3] == 5
+    (tmp_path / "in" / "a.tar").write_bytes((tmp_path / "in" / "a.tar").read_bytes())
+    opened.clear()
+    assert read(inputs, output)[1] == 8
+    assert [path for path in paths if path in opened] == paths[:1]
+
+
+@pytest.mark.slow
+def test_an_image_that_may_be_readable_another_time_leaves_its_container_open(tmp_path, opened):
+    (path, *_), output = containers(tmp_path / "in"), f"{tmp_path}/out"
+    assert read([path], output)[1:] == (4, 1, 0)
+    refs = [f"{path}#{name}.jpg" for name in ("one", "two")]
+    generation = f"1000-{zlib.crc32(b'x' * 1000):08x}"
+    write_rows(output, [detected(refs[0], generation)], [failed(refs[1], generation, reason="decoder_died")])
+    write_rows(output, [], [failed(f"{path}#link.jpg", "", stage="read", reason="bad_member")])
+    opened.clear()
+    assert read([path], output)[0] == ["a.tar#two.jpg"]
+    assert path in opened
+
+
+@pytest.mark.xfail(strict=True, reason="D10, D15")
+@pytest.mark.slow
+def test_members_that_are_named_singly_are_read_in_one_pass_of_their_archive(tmp_path, opened):
+    names = [f"{n}.jpg" for n in range(300)]
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name in [*names, "other.jpg"]:
+            add(archive, name, b"x")
+    (tmp_path / "m.txt").write_text("\n".join(f"a.tar#{name}" for name in [*names, "gone.jpg"]))
+    opened.clear()
+    got = run(lambda pipeline: images_read(pipeline, ReadImages([f"{tmp_path}/m.txt"])))
+    assert sorted(image.ref.uri for image in got["images"]) == sorted(f"{tmp_path}/a.tar#{name}" for name in names)
+    assert [(letter.ref.uri, letter.reason) for letter in got["dead"]] == [(f"{tmp_path}/a.tar#gone.jpg", "not_found")]
+    assert opened.count(f"{tmp_path}/a.tar") == 1
