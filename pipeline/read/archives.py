@@ -19,7 +19,7 @@ import tarfile
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
@@ -55,43 +55,50 @@ class _Member(NamedTuple):
     fault: str = ""  # why it has no readable content
 
 
-def images_of_archive(archive: ImageRef, max_bytes: int) -> Iterator[EncodedImage | DeadLetter | str]:
-    """The images of one archive, each read when it is asked for.
+def images_of_archive(
+    archive: ImageRef, max_bytes: int, others: Sequence[ImageRef] = ()
+) -> Iterator[EncodedImage | DeadLetter | str]:
+    """The images of one archive, each read when it is asked for, in one pass.
 
     Args:
       archive: The archive, or one member: `<archive>#<member>`.
       max_bytes: A larger member is refused.
+      others: The same archive, or further members of it.
 
     Yields:
       For each image its bytes or a dead letter; for each other member its name; one dead letter of the archive for all members
       behind damage. An image's URI is `<archive>#<member>`, its generation its size and CRC-32. Hidden members and folders are
       left out, as in folders on a disk. Of members with one name the first is read.
     """
-    path, wanted = archive_member(archive.uri) or (archive.uri, None)
+    path, _ = archive_member(archive.uri) or (archive.uri, None)
+    wanted = {(archive_member(ref.uri) or ("", None))[1] or "": ref for ref in (archive, *others)}
+    whole, missing = wanted.pop("", None), dict(wanted)
     is_zip = path.lower().endswith(".zip")
     seen = set[int]()
     try:
         with open_file(path) as opened, _damage(path):
             for member in _in_zip(opened) if is_zip else _in_tar(opened):
-                if (member.name != wanted) if wanted else _is_hidden(member.name):
+                asked = wanted.get(member.name) or (None if _is_hidden(member.name) else whole)
+                if not asked:
                     continue
                 if hash(member.name) in seen:
                     yield member.name
                     continue
                 seen.add(hash(member.name))
-                ref = ImageRef(f"{path}#{member.name}", extra=archive.extra)
+                missing.pop(member.name, None)
+                ref = ImageRef(f"{path}#{member.name}", extra=asked.extra)
                 try:
                     yield _image_of(member, ref, max_bytes)
                 except _DAMAGE as err:
                     if not is_zip or is_transient_error(err):
                         raise
                     yield _bad(ref, f"is damaged ({one_line(err)})")  # if not by its name, perhaps by its content an image
-                if wanted:
+                if not (whole or missing):
                     return
-        if wanted:
-            raise ImageError("read", "not_found", f"{path} has no member {wanted!r}")
+        for name, ref in missing.items():
+            yield ImageError("read", "not_found", f"{path} has no member {name!r}").dead_letter(ref)
     except ImageError as err:
-        yield err.dead_letter(archive)
+        yield from (err.dead_letter(ref) for ref in ([whole] if whole else missing.values()))
 
 
 @contextlib.contextmanager

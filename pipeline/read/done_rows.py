@@ -12,6 +12,7 @@ import numpy as np
 
 from pipeline.records import ImageRef
 from pipeline.results.completion import RowVersion, contains, row_keys
+from pipeline.results.contents import Known, known_containers
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.reader import done_keys
 from pipeline.storage.stores import generation_of
@@ -66,6 +67,24 @@ class DoneRows(NamedTuple):
             found[contains(of_kind, keys)] = outcome
         found[[number for number, (_, generation) in enumerate(images) if not generation]] = NEW
         return found
+
+    def key_of(self, ref: ImageRef) -> np.uint64:
+        """The key of the row of an image, or of its dead letter."""
+        model, version, settings, _ = self.version
+        return np.uint64(row_keys([(ref.uri, ref.generation, model, version, settings)])[0])
+
+    def generation_of(self, ref: ImageRef) -> str:
+        """The generation of an image or container that storage gives it now; empty where it does not say."""
+        return _generation(ref)
+
+    def known(self, key: int) -> Known | None:
+        """What became of the images of a container, if all of them have rows; see `container_key`."""
+        return _containers(self).get(key)
+
+
+@functools.lru_cache(maxsize=2)
+def _containers(rows: DoneRows) -> dict[int, Known]:
+    return known_containers(rows.output, _keys(rows))
 
 
 @functools.lru_cache(maxsize=2)

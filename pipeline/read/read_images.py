@@ -8,6 +8,8 @@ looked at.
 from __future__ import annotations
 
 import dataclasses
+from array import array
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, compress, islice
@@ -18,12 +20,14 @@ import numpy as np
 from apache_beam.transforms.window import GlobalWindows
 
 from pipeline.config import ReadConfig
-from pipeline.read.containers import MAX_MEGAPIXELS, images_in
+from pipeline.failures import FOR_GOOD
+from pipeline.read.containers import MAX_MEGAPIXELS, archive_of, images_in, reading
 from pipeline.read.dead_letter_replay import DeadLetterReplay, are_letters
 from pipeline.read.done_rows import FAILED, NEW, DoneRows
 from pipeline.read.list_images import Piece, folders_of, list_pieces, pieces_of
-from pipeline.read.names import is_container, kind_of
+from pipeline.read.names import file_of, is_container, kind_of
 from pipeline.records import DeadLetter, EncodedImage, Image, ImageRef, identity_hash, name_bytes, name_of
+from pipeline.results.contents import Contents, container_key, write_contents
 from pipeline.secrets import public_address
 from pipeline.stats import metrics
 from pipeline.stats.job_stats import JobStats
@@ -172,7 +176,7 @@ class _ListImages(_Counting):
                 continue
             self._count(not _holds_images(each.uri))
             generation = each.generation if self._source.done else ""
-            partition = identity_hash(each.uri) % _PARTITIONS
+            partition = identity_hash(archive_of(each.uri) or each.uri) % _PARTITIONS
             yield partition, (name_bytes(each.extra), each.size_bytes, name_bytes(generation), name_bytes(each.location))
 
     def _found(self, group: Sequence[Piece | bytes]) -> Iterator[ImageRef | DeadLetter]:
@@ -199,7 +203,7 @@ class _DropDoubles(_Counting):
     """Outputs the name of each image and TFRecord file once, unless it is done.
 
     Names leave in groups of a bounded size, which are cheaper to shuffle. A TFRecord file is a group: it is as much work as
-    thousands of images.
+    thousands of images. So are all names of members of one archive, which are read in one pass.
     """
 
     def setup(self) -> None:
@@ -215,8 +219,10 @@ class _DropDoubles(_Counting):
             uri = public_address(name_of(listed[-1]))
             doubles += uri in best and not _holds_images(uri)
             best[uri] = max(best.get(uri, listed), listed)  # one with `extra`; deterministic
+        containers = defaultdict[str, list[_Listed]](list)
         for uri in [uri for uri in best if _holds_images(uri)]:
-            yield [best.pop(uri)]
+            containers[archive_of(uri) or uri].append(best.pop(uri))
+        yield from containers.values()
         outcomes = np.full(len(best), NEW)
         if self._source.done:
             refs = [ImageRef(name_of(listed[3]), name_of(listed[2])) for listed in best.values()]
@@ -242,26 +248,68 @@ def _holds_images(name: str) -> bool:
 
 
 class _OpenContainers(_Counting):
-    """Replaces a container or dead letters by their images, without those that are done; other images pass."""
+    """Replaces a container or dead letters by their images, without those that are done; other images pass.
+
+    A container of which all images are done is not opened: `pipeline.results.contents` knows what it holds.
+    """
+
+    def start_bundle(self) -> None:
+        super().start_bundle()
+        self._contents: list[Contents] = []
 
     def process(self, group: Sequence[_Listed]) -> Iterator[Any]:
-        for extra, size_bytes, _, name in group:  # without their generations: the newest one is read
-            ref = ImageRef(name_of(name), size_bytes=size_bytes, extra=name_of(extra))
-            if len(group) == 1 and _holds_images(ref.uri):  # what holds images is a group of its own
-                yield from self._images_in(ref)
-            else:
-                yield ref
+        # without their generations: the newest one is read
+        refs = [ImageRef(name_of(name), size_bytes=size, extra=name_of(extra)) for extra, size, _, name in group]
+        if are_letters(refs[0].uri) and self._source.again:
+            yield from self._new_of(self._source.again.open())
+        elif not is_container(refs[0].uri):  # what holds images is a group of its own
+            yield from refs
+        elif len(refs) > 1 or file_of(refs[0].uri) != refs[0].uri or not self._source.done:
+            yield from self._new_of(images_in(refs[0], self._source.read, self._source.max_megapixels, refs[1:]))
+        else:
+            yield from self._whole(refs[0], name_of(group[0][2]), self._source.done)
 
-    def _images_in(self, ref: ImageRef) -> Iterator[Any]:
-        source = self._source
-        replayed = source.again.open() if source.again and are_letters(ref.uri) else None
-        for image in replayed or images_in(ref, source.read, source.max_megapixels):
+    def finish_bundle(self) -> Iterator[Any]:
+        if self._contents and self._source.done:
+            write_contents(self._source.done.output, self._source.done.run, self._contents)
+        yield from super().finish_bundle()
+
+    def _whole(self, ref: ImageRef, listed: str, done: DoneRows) -> Iterator[Any]:
+        """The new images of a whole container; notes what it holds, unless something in it may be readable another time."""
+        generation = listed or done.generation_of(ref)  # from before it is read: if it is replaced now, the next run reads it
+        key = container_key(ref.uri, generation, done.version, reading(ref.uri, self._source.read))
+        if generation and (known := done.known(key)):
+            self._count(sum(known.outcomes.values()))
+            self._skip_done(np.repeat(np.array([*known.outcomes], np.uint8), [*known.outcomes.values()]))
+            for kind, members in known.left_out.items():
+                for _ in range(members):
+                    self._leave_out(kind)
+            return
+        keys, left_out, passing = array("Q"), Counter[str](), False
+
+        def noted() -> Iterator[EncodedImage | DeadLetter | str]:
+            nonlocal passing
+            for image in images_in(ref, self._source.read, self._source.max_megapixels):
+                if isinstance(image, str):
+                    left_out[kind_of(image)] += 1
+                else:
+                    keys.append(int(done.key_of(image.ref)))
+                    passing = passing or (isinstance(image, DeadLetter) and image.reason not in FOR_GOOD)
+                yield image
+
+        yield from self._new_of(noted())
+        if generation and not passing:
+            self._contents.append(Contents(key, ref.uri, np.array(keys, "<u8").tobytes(), dict(left_out)))
+
+    def _new_of(self, images: Iterable[EncodedImage | DeadLetter | str]) -> Iterator[Any]:
+        """Those that are not done; the others, and members that are no images, are counted."""
+        for image in images:
             PROCESS.check_stopped()
             if isinstance(image, str):
                 self._leave_out(kind_of(image))
                 continue
             self._count()
-            if source.done and (outcome := source.done.among([image.ref]))[0] != NEW:
+            if self._source.done and (outcome := self._source.done.among([image.ref]))[0] != NEW:
                 self._skip_done(outcome)
             else:
                 yield image if isinstance(image, EncodedImage) else self._dead(image)

@@ -2,6 +2,7 @@
 
     detections/20261121T020000Z-<run>-<uuid>.parquet      rows of detected images (see `shards`)
     dead_letters/20261121T020000Z-<run>-<uuid>.parquet    rows of images and messages that failed
+    containers/20261121T020000Z-<run>-<uuid>.contents     what archives, videos and TFRecord files hold (see `contents`)
     runs/<run>/                                           reports of a run: summary.json, report.html, samples/
     summary.json  report.html  samples/                   copies of the newest run's
     exports/                                              rows in other formats (see `detect-objects export`)
@@ -36,14 +37,15 @@ from pipeline.storage.waiting import waiting_for
 
 DETECTIONS, DEAD_LETTERS = "detections", "dead_letters"
 SUMMARY, REPORT, SAMPLES = "summary.json", "report.html", "samples"
-RUNS, EXPORTS = "runs", "exports"
+RUNS, EXPORTS, CONTENTS = "runs", "exports", "containers"
 MADE_BY = b"made by detect-objects"  # marks pages and pictures of this program
 
 # 0.1.0 wrote each shard as JSON Lines, too, which nobody reads
 ROWS = re.compile(r"(detections|dead_letters)/(\d{8}T\d{6}Z)-([\w-]+)-[0-9a-f]{32}\.(parquet|jsonl)")
 _OTHERS = re.compile(
     r"(runs/[\w-]+/)?(summary\.json|report\.html|samples/\d{3,}-[\w.-]*\.jpg)|exports/.*"
-    r"|((detections|dead_letters|samples|runs/[^/]+(/samples)?)/)?\.staging-[^/]+(/.*)?|\.lock-[\w-]+"
+    r"|containers/\d{8}T\d{6}Z-[\w-]+-[0-9a-f]{32}\.contents"
+    r"|((detections|dead_letters|containers|samples|runs/[^/]+(/samples)?)/)?\.staging-[^/]+(/.*)?|\.lock-[\w-]+"
     r"|(detections|dead_letters)/\.damaged-[\w-]+",
     re.DOTALL,
 )
@@ -55,7 +57,7 @@ _STEM_BYTES = 120  # file systems bound a name's bytes, not its characters
 _FOLDERS_KNOWN = 4096
 # the slash before a name of this program; most paths have none
 _MAY_BE_OURS = re.compile(
-    r"/(?=(?:detections|dead_letters|exports|samples|runs)/|\.staging-|\.lock-|summary\.json$|report\.html$)"
+    r"/(?=(?:detections|dead_letters|containers|exports|samples|runs)/|\.staging-|\.lock-|summary\.json$|report\.html$)"
 )
 
 

@@ -19,6 +19,7 @@ OWN = [
     sample_name(1, ".jpg"),
     "summary.json",
     "report.html",
+    "containers/20261121T020000Z-3f2a9c01-0123456789abcdef0123456789abcdef.contents",
     "exports/coco/results.json",
     "runs/3f2a9c01-20261121T020000Z/summary.json",
     f"runs/3f2a9c01/{sample_name(1, 'a.png')}",
