@@ -27,7 +27,7 @@ PAGES = {
     str(path.relative_to(REPO)): path.read_text(encoding="utf-8")
     for path in [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").glob("*.md"))]
 }
-HEADS = [*sorted((REPO / "configs").glob("*.yaml")), REPO / "deploy/README.md", REPO / "docs/howto-dataflow.md"]
+HEADS = sorted((REPO / "configs").glob("*.yaml"))
 FOLDERS = ["pipeline", "models", "tests", "configs", "deploy", "docs"]
 COMMAND = re.compile(r"(?:detect-objects ([a-z]+)|python -m pipeline\.([a-z_]+))([^`\n]*)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
@@ -125,7 +125,7 @@ def test_the_command_in_the_head_of_a_config_has_what_its_runner_needs(path, mon
     """Its keys are known. No config names a model: where `--model` is forgotten, the job must say so."""
     text = re.sub(r" \\\n#?", "", path.read_text(encoding="utf-8"))
     ((command, name),) = re.findall(r"python -m pipeline\.run (--config configs/(\w+\.yaml) .*--model .*)", text)
-    assert load_config([f"{REPO}/configs/{name}"], {}).model.path == "" and (path.suffix == ".md" or path.name == name)
+    assert load_config([f"{REPO}/configs/{name}"], {}).model.path == "" and path.name == name
     given, of_beam = run.make_parser().parse_known_args(shlex.split(command))
     monkeypatch.setattr(options, "_check_reachable", lambda endpoint: None)
     of_beam += [f"--prism_location={sys.executable}"] if "prism" in name else []

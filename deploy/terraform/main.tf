@@ -1,4 +1,4 @@
-# What a detection service needs beside its jobs. Jobs are started by commands (see ../README.md), since an update must replace a stream
+# What a detection service needs beside its jobs. Jobs are started by commands (see docs/howto-dataflow.md), since an update must replace a stream
 # by a command, not by destroying it.
 
 locals {
@@ -123,6 +123,20 @@ resource "google_project_iam_member" "worker" {
   depends_on = [google_project_service.this]
 }
 
+# the same account launches jobs: it makes them, and lets them run as itself
+resource "google_project_iam_member" "launcher" {
+  project    = var.project
+  role       = "roles/dataflow.developer"
+  member     = google_service_account.worker.member
+  depends_on = [google_project_service.this]
+}
+
+resource "google_service_account_iam_member" "launcher" {
+  service_account_id = google_service_account.worker.name
+  role               = "roles/iam.serviceAccountUser"
+  member             = google_service_account.worker.member
+}
+
 resource "google_storage_bucket_iam_member" "worker" {
   bucket = google_storage_bucket.this.name
   role   = "roles/storage.objectUser"
@@ -158,7 +172,7 @@ resource "google_artifact_registry_repository_iam_member" "worker" {
   member     = google_service_account.worker.member
 }
 
-# ---- Alarms: a job failed
+# ---- Alarms: a job failed, of those whose --job_name begins with var.name, as in the documented commands
 
 resource "google_monitoring_alert_policy" "failed" {
   count                 = length(var.alert_channels) == 0 ? 0 : 1
@@ -170,7 +184,7 @@ resource "google_monitoring_alert_policy" "failed" {
     display_name = "A Dataflow job is in the state failed"
 
     condition_threshold {
-      filter          = "resource.type = \"dataflow_job\" AND resource.label.job_name = starts_with(\"${var.name}\") AND metric.type = \"dataflow.googleapis.com/job/is_failed\""
+      filter          = "resource.type = \"dataflow_job\" AND resource.label.job_name = starts_with(\"${var.name}-\") AND metric.type = \"dataflow.googleapis.com/job/is_failed\""
       comparison      = "COMPARISON_GT"
       threshold_value = 0
       duration        = "0s"

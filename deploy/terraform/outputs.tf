@@ -3,6 +3,11 @@ output "image" {
   value       = local.image
 }
 
+output "job_prefix" {
+  description = "The beginning of each --job_name: the alarm hears of these jobs."
+  value       = "${var.name}-"
+}
+
 output "staging" {
   description = "The --staging_location of jobs: nothing there is deleted while a stream may need it."
   value       = local.staging

@@ -55,7 +55,7 @@ def test_systemd_never_gives_up_on_a_stream_and_tries_a_backfill_anew_each_night
 def test_kubernetes_fails_a_job_at_once_after_exactly_the_codes_that_stay():
     cron_job = yaml.safe_load((REPO / "deploy/kubernetes/base/backfill.yaml").read_text())["spec"]["jobTemplate"]["spec"]
     disrupted, failed = cron_job["podFailurePolicy"]["rules"]
-    assert (disrupted["action"], disrupted["onPodConditions"]) == ("Ignore", [{"type": "DisruptionTarget"}])
+    assert (disrupted["action"], disrupted["onPodConditions"]) == ("Ignore", [{"type": "DisruptionTarget", "status": "True"}])
     on_codes = failed["onExitCodes"]
     assert (failed["action"], on_codes["operator"]) == ("FailJob", "In")
     assert set(on_codes["values"]) == {code for code, each in EXIT_CODES.items() if each.stays}

@@ -56,7 +56,10 @@ def test_each_reference_leads_somewhere():
 def test_on_the_whole_project_an_account_may_only_be_what_it_is():
     """Everything else is granted on the one bucket, subscription, topic, repository or account; nobody edits or owns."""
     on_project = {name: each["role"] for name, each in RESOURCES.items() if name.startswith("google_project_iam_member.")}
-    assert on_project == {"google_project_iam_member.worker": "roles/dataflow.worker"}
+    assert on_project == {
+        "google_project_iam_member.worker": "roles/dataflow.worker",
+        "google_project_iam_member.launcher": "roles/dataflow.developer",
+    }
     assert not re.search(r"(?i)roles/[\w.]*(owner|editor|admin\b)", TEXT)
 
 
@@ -67,3 +70,22 @@ def test_what_a_job_stages_is_never_deleted_and_what_it_leaves_not_while_it_runs
     (condition,) = [rule["condition"][0] for rule in bucket["lifecycle_rule"]]
     assert condition["matches_prefix"] == ["tmp/"] and not staged.startswith("tmp/")
     assert condition["age"] > 10
+
+
+def test_the_account_of_workers_and_launcher_may_launch_a_job_that_runs_as_itself():
+    account = RESOURCES["google_service_account_iam_member.launcher"]
+    assert (account["role"], account["service_account_id"]) == (
+        "roles/iam.serviceAccountUser",
+        "${google_service_account.worker.name}",
+    )
+    assert account["member"] == "${google_service_account.worker.member}"
+
+
+@pytest.mark.parametrize("config", ["batch_gcs_dataflow_gpu.yaml", "streaming_pubsub_dataflow_gpu.yaml"])
+def test_the_alarm_hears_of_the_jobs_that_the_documented_commands_start(config):
+    (policy,) = [each for name, each in RESOURCES.items() if name.startswith("google_monitoring_alert_policy.")]
+    text = policy["conditions"][0]["condition_threshold"][0]["filter"].replace('\\\\"', '"').replace('\\"', '"')
+    (prefix,) = re.findall(r'job_name = starts_with\("(.*?)"\)', text)
+    (name,) = re.findall(r"--job_name (\S+)", (REPO / "configs" / config).read_text())
+    default = blocks("variable")["name"]["default"]
+    assert name.startswith(prefix.replace("${var.name}", default)) and default in prefix.replace("${var.name}", default)
