@@ -132,5 +132,5 @@ lock: ## Resolve requirements.lock anew
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile --universal --python-version 3.10 --extra dev --quiet --no-header --upgrade --output-file requirements.lock setup.py
 
-clean: ## Remove what was built
-	rm -rf $(VENV) .tools .site out .bench
+clean: ## Remove what was built, and no results of yours
+	rm -rf $(VENV) .tools .site out/demo out/demo_streaming out/demo_flink .bench

@@ -13,7 +13,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.stager import Stager
 
-from tests.conftest import write_bright_image
+from tests.conftest import REPO, write_bright_image
 from tests.mutants import copy_project, files_of_project
 
 IN_THE_WHEEL = {"pipeline": "pipeline", "models": "models", "configs": "pipeline/configs"}
@@ -132,3 +132,10 @@ def test_the_module_says_in_a_line_what_is_in_its_way_among_packages_of_the_same
     why = f"error: Python takes {clone}/models for this program's package 'models'; use detect-objects instead"
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(why) and done.stderr.count("\n") == 1
+
+
+def test_make_clean_deletes_nothing_that_a_user_may_have_made():
+    """README's first commands write to out/."""
+    done = subprocess.run(["make", "--dry-run", "clean"], cwd=REPO, capture_output=True, text=True, check=True)
+    (command,) = [line.split() for line in done.stdout.splitlines() if line.startswith("rm ")]
+    assert set(command[2:]) == {".venv", ".tools", ".site", ".bench", "out/demo", "out/demo_streaming", "out/demo_flink"}

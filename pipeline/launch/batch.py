@@ -7,18 +7,19 @@ import dataclasses
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import compress
+from itertools import islice
 from typing import Any
 
+import numpy as np
 from apache_beam.io.filesystems import FileSystems
 
 from pipeline import graph
 from pipeline.config import Config
 from pipeline.detect.load_detector import detector_in_use
 from pipeline.errors import DEAD, DONE, BusyError, InputError
-from pipeline.launch.dry_run import first_images, input_lines, model_lines, tried
+from pipeline.launch.dry_run import Planned, first_images, model_lines, tried
 from pipeline.launch.finalize import JobReport, clean_up, names_of_files, signals_noted, stopped_by_signals
 from pipeline.launch.loading import detector_loading, load_detector, model_known
 from pipeline.launch.options import CANARY_SECONDS, SUBMITTED, Job, checked_job
@@ -44,6 +45,7 @@ from pipeline.storage.listing import MAX_PARALLEL, location_of
 from pipeline.write.exports import export
 from pipeline.write.write_shards import WriteShards, read_stats
 
+_AT_ONCE = 10_000  # images of a listing
 _BUSY_SECONDS = 3600.0  # longest wait for another run of this command
 _STALLED_SECONDS = 6 * 3600.0  # a run that works writes rows more often, unless all of a listing of this length is done
 
@@ -81,30 +83,36 @@ def show_plan(job: Job) -> int:
     detector = load_detector(config)
     patterns = config.all_patterns()
     left_out: Counter[str] = Counter()
-    found = list(list_images(patterns, config.output, lambda kind: left_out.update([kind]), config.stream.allow_uri_prefix))
-    refs = {ref.uri: ref for ref in found if isinstance(ref, ImageRef)}
-    dead = {letter.ref.uri: letter for letter in found if isinstance(letter, DeadLetter)}
+    found: Iterable[ImageRef | DeadLetter] = list_images(
+        patterns, config.output, lambda kind: left_out.update([kind]), config.stream.allow_uri_prefix
+    )
     if config.retry_dead:
-        refs = {ref.uri: ref for ref in graph.dead_letter_replay(config).refs_in_results()}
-    if not (refs or dead or config.allow_empty):
+        found = graph.dead_letter_replay(config).refs_in_results()
+    planned = _planned(
+        found, _done(config, RowVersion.of(config.as_dict(), (detector.model.metadata.name, detector.model.version)))
+    )
+    if planned.is_empty and not config.allow_empty:
         raise _nothing(config)
-    model = detector.model.metadata.name, detector.model.version
-    done = _done(config, RowVersion.of(config.as_dict(), model))
-    named = [*refs.values(), *(letter.ref for letter in dead.values())]
-    with ThreadPoolExecutor(MAX_PARALLEL, "ask-generation") as pool:
-        known = {ref.uri for ref in compress(named, done.among(named, pool) != NEW)} if done else set()
-    new_dead = [letter for uri, letter in dead.items() if uri not in known]
-    new = sorted((ref for ref in refs.values() if ref.uri not in known), key=lambda ref: ref.uri)
-    say(input_lines(new, new_dead, len(refs) + len(dead) - len(new) - len(new_dead), left_out))
+    say(planned.lines(left_out))
     say(f"         from {pattern}" for pattern in patterns if is_container(pattern) or is_manifest(pattern))
     say([f"         of {config.dates}"] if config.dates else [])
     say(model_lines(detector, config))
     say([f"runner   {config.runner}", f"output   {config.output} ({', '.join(names_of_files(config.write))})"])
-    succeeded = tried(detector, first_images((ref.location for ref in new), config))
+    succeeded = tried(detector, first_images((ref.location for ref in (*planned.first, *planned.containers)), config))
     say(["dry run: nothing was written"])
     if not succeeded:
         console.error("none of the images that were tried can be detected in; see their dead letters above")
     return DONE if succeeded else DEAD
+
+
+def _planned(found: Iterable[ImageRef | DeadLetter], done: DoneRows | None) -> Planned:
+    """What a listing names, a part of it at a time: it may have a hundred million images."""
+    planned, listed = Planned(), iter(found)
+    with ThreadPoolExecutor(MAX_PARALLEL, "ask-generation") as pool:
+        while some := list(islice(listed, _AT_ONCE)):
+            refs = [each if isinstance(each, ImageRef) else each.ref for each in some]
+            planned.add(some, done.among(refs, pool) != NEW if done else np.zeros(len(some), bool))
+    return planned
 
 
 def run(job: Job) -> int:

@@ -6,8 +6,10 @@ A model's files do not show whether its description is wrong; its boxes and clas
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from pipeline.read.containers import images_in
 from pipeline.read.dead_letter_replay import are_letters
 from pipeline.read.fetch import fetch
 from pipeline.read.names import is_container
-from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, mostly_outside
+from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, identity_hash, mostly_outside
 from pipeline.stats.summary import left_out_line, n_images
 
 _SHOWN = 5  # names, or objects
@@ -35,17 +37,64 @@ def shown(names: Iterable[str]) -> Iterator[str]:
             return
 
 
-def input_lines(new: Sequence[ImageRef], dead: Sequence[DeadLetter], done: int, left_out: Counter[str]) -> Iterator[str]:
-    """How many images a job would read, the first few, what manifests name wrongly, and the files that are no images."""
-    images = [ref.uri for ref in new if not is_container(ref.uri)]
-    bad = [letter.message for letter in dead if letter.reason == "bad_line"]
-    skipped = f", and {done} that are done" if done else ""
-    lines = f", and {len(bad)} lines of manifests that name none" if bad else ""
-    files = f"; skipped: {left_out_line(left_out)}" if left_out else ""
-    yield f"input    {n_images(len(images))}{skipped}{lines}{files}"
-    yield from shown(images)
-    yield from shown(bad)
-    yield from (f"warning  {letter.message}" for letter in [each for each in dead if each.reason != "bad_line"][:1])
+class Planned:
+    """What a job would read: counts, and the first few of each kind. It grows by 8 bytes an image, for those named twice.
+
+    Attributes:
+      first: The first few new images, by name.
+      containers: The same of containers, whose images nobody has counted.
+    """
+
+    def __init__(self) -> None:
+        self.first: list[ImageRef] = []
+        self.containers: list[ImageRef] = []
+        self._new, self._done, self._bad = array("Q"), array("Q"), array("Q")
+        self._messages: list[str] = []
+        self._warnings: list[str] = []
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was named."""
+        return not (self._new or self._done or self._bad or self.containers or self._warnings)
+
+    def add(self, found: Sequence[ImageRef | DeadLetter], is_done: np.ndarray) -> None:
+        """Adds some of a listing, with which of them are done, `(N,) bool`."""
+        new = list(compress(found, ~is_done))
+        self._done.extend(identity_hash(_uri(each)) for each in compress(found, is_done))
+        refs = [each for each in new if isinstance(each, ImageRef)]
+        letters = [each for each in new if isinstance(each, DeadLetter)]
+        images = [ref for ref in refs if not is_container(ref.uri)]
+        self._new.extend(identity_hash(ref.uri) for ref in images)
+        self.first = _first([*self.first, *images])
+        self.containers = _first([*self.containers, *(ref for ref in refs if is_container(ref.uri))])
+        bad = [letter for letter in letters if letter.reason == "bad_line"]
+        self._bad.extend(identity_hash(letter.ref.uri) for letter in bad)
+        self._messages = list(dict.fromkeys([*self._messages, *(letter.message for letter in bad)]))[: _SHOWN + 1]
+        self._warnings = [*self._warnings, *(letter.message for letter in letters if letter.reason != "bad_line")][:1]
+
+    def lines(self, left_out: Counter[str]) -> Iterator[str]:
+        """How many images a job would read, the first few, what manifests name wrongly, and the files that are no images."""
+        done, bad = _different(self._done), _different(self._bad)
+        skipped = f", and {done} that are done" if done else ""
+        lines = f", and {bad} lines of manifests that name none" if bad else ""
+        files = f"; skipped: {left_out_line(left_out)}" if left_out else ""
+        yield f"input    {n_images(_different(self._new))}{skipped}{lines}{files}"
+        yield from shown(ref.uri for ref in self.first)
+        yield from shown(self._messages)
+        yield from (f"warning  {message}" for message in self._warnings)
+
+
+def _uri(found: ImageRef | DeadLetter) -> str:
+    return found.uri if isinstance(found, ImageRef) else found.ref.uri
+
+
+def _first(refs: Iterable[ImageRef]) -> list[ImageRef]:
+    """The first few by name, and one more; each once."""
+    return sorted({ref.uri: ref for ref in refs}.values(), key=lambda ref: ref.uri)[: _SHOWN + 1]
+
+
+def _different(hashes: array[int]) -> int:
+    return len(np.unique(np.frombuffer(hashes, np.uint64))) if hashes else 0
 
 
 def model_lines(detector: Detector, config: Config) -> Iterator[str]:

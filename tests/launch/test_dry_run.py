@@ -1,10 +1,16 @@
 """A dry run tries one image, so that a wrong description of a model shows before a million images are done with it."""
 
+import tracemalloc
+from collections import Counter
+
+import numpy as np
 import pytest
 import yaml
 
 from pipeline import run
+from pipeline.launch.dry_run import Planned
 from pipeline.log_lines import say
+from pipeline.records import ImageRef
 from tests.conftest import write_bright_image
 from tests.forked_jobs import Moment
 from tests.tiny_models import bright_box, save_model
@@ -120,3 +126,18 @@ def test_storage_that_fails_while_a_job_is_planned_is_one_line(arguments, tmp_pa
 def test_a_name_steers_no_terminal(capsys):
     say(["input    \x1b[2Jgone.jpg\nerror: all is lost"])
     assert capsys.readouterr().out == "input    \\x1b[2Jgone.jpg\\nerror: all is lost\n"
+
+
+def test_a_dry_run_holds_no_listing():
+    """It counts a hundred thousand images, some named twice and some done, in bytes an image; it keeps the first few names."""
+    planned, rounds = Planned(), 100
+    tracemalloc.start()
+    for part in range(rounds):
+        refs = [ImageRef(f"gs://b/{n:08d}.jpg") for n in range(part * 500, part * 500 + 1000)]
+        planned.add(refs, np.arange(1000) % 10 == 0)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 20 * 1000 * rounds
+    first, *names = planned.lines(Counter())
+    assert first == "input    45450 images, and 5050 that are done"
+    assert names == [*(f"         gs://b/{n:08d}.jpg" for n in range(1, 6)), "         …"]
