@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import itertools
 import os
 import pathlib
 import re
@@ -21,8 +22,8 @@ from packaging.requirements import Requirement
 
 from pipeline.errors import CommandParser
 from pipeline.limits import available_cpus, memory_limit_bytes, nvidia_gpus
+from pipeline.software import OF_DOCKERFILE, PROJECT, here
 
-PROJECT = "hybrid-detection-pipeline"
 _SHOWN = ("apache-beam", "tensorflow", "tfx-bsl", "numpy", "opencv-python-headless")
 _EMULATORS = ("PUBSUB_EMULATOR_HOST", "STORAGE_EMULATOR_HOST", "BIGQUERY_EMULATOR_HOST", "AWS_ENDPOINT_URL")
 # https://cloud.google.com/docs/authentication/application-default-credentials,
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prints the findings; returns the exit code."""
     flags = make_parser().parse_args(argv)
     broken = []
-    for part, found, is_broken in findings(full=flags.full):
+    for part, found, is_broken in itertools.chain(findings(full=flags.full), _for(flags.place)):
         print(f"{part:<15} {found}", flush=True)
         broken += [part] if is_broken else []
     print(f"broken: {', '.join(broken)}" if broken else "OK: all required parts found")
@@ -69,7 +70,18 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--full", action="store_true", help="also import Beam and TensorFlow, and list TensorFlow's devices (slow)"
     )
+    parser.add_argument(
+        "--for", dest="place", choices=["dataflow"], help="also whether the image of deploy/Dockerfile fits this installation"
+    )
     return parser
+
+
+def _for(place: str | None) -> Iterator[Finding]:
+    if place == "dataflow":
+        fits = OF_DOCKERFILE.fits(here())
+        build = f"build the image with --build-arg PYTHON={here().python} --build-arg BEAM={here().beam}, or launch from those"
+        found = f"launcher: {here()}; deploy/Dockerfile: {OF_DOCKERFILE}"
+        yield "Dataflow", found if fits else f"{found}; {build}", not fits
 
 
 def findings(*, full: bool = False) -> Iterator[Finding]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.metadata
 import itertools
 import shlex
 import signal
@@ -21,6 +20,7 @@ from pipeline.config import MonitoringConfig, check_applies, check_model_is_name
 from pipeline.errors import DONE, EXIT_CODES, CommandParser, ConfigError, run_command
 from pipeline.log_lines import log_lines
 from pipeline.secrets import masked_arguments
+from pipeline.software import PROJECT, version_of
 
 _EPILOG = (
     """\
@@ -109,16 +109,9 @@ class _Parser(CommandParser):
 
 
 def _versions() -> str:
-    programs = {"detect-objects": "hybrid-detection-pipeline", "Beam": "apache-beam", "TensorFlow": "tensorflow"}
-    versions = [f"{program} {_version_of(package)}" for program, package in programs.items()]
+    programs = {"detect-objects": PROJECT, "Beam": "apache-beam", "TensorFlow": "tensorflow"}
+    versions = [f"{program} {version_of(package) or '(not installed)'}" for program, package in programs.items()]
     return f"{', '.join(versions)}, Python {sys.version.split()[0]}"
-
-
-def _version_of(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"
 
 
 def make_parser(*, every: bool = False) -> argparse.ArgumentParser:

@@ -76,3 +76,11 @@ def test_libraries_that_cannot_be_imported_are_broken(monkeypatch):
     monkeypatch.setattr(doctor, "_IMPORTS", "import absent_library")
     (devices,) = [each for each in doctor.findings(full=True) if each[0] == "devices"]
     assert devices[2] and devices[1].endswith("ModuleNotFoundError: No module named 'absent_library'")
+
+
+def test_it_says_whether_the_image_for_dataflow_fits_this_installation(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "OF_DOCKERFILE", doctor.here())
+    assert doctor.main(["--for", "dataflow"]) == 0
+    monkeypatch.setattr(doctor, "OF_DOCKERFILE", doctor.here()._replace(python="3.9"))
+    assert doctor.main(["--for", "dataflow"]) == 1
+    assert f"build the image with --build-arg PYTHON={doctor.here().python} --build-arg BEAM=" in capsys.readouterr().out

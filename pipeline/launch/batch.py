@@ -17,11 +17,12 @@ from apache_beam.io.filesystems import FileSystems
 
 from pipeline import graph
 from pipeline.config import Config
+from pipeline.detect.detector import Detector
 from pipeline.detect.load_detector import detector_in_use
 from pipeline.errors import DEAD, DONE, BusyError, InputError
 from pipeline.launch.dry_run import Planned, first_images, model_lines, tried
 from pipeline.launch.finalize import JobReport, clean_up, names_of_files, signals_noted, stopped_by_signals
-from pipeline.launch.loading import detector_loading, load_detector, model_known
+from pipeline.launch.loading import detector_loading, is_elsewhere, load_detector, model_known, tried_here
 from pipeline.launch.options import CANARY_SECONDS, SUBMITTED, Job, checked_job
 from pipeline.log_lines import bind_run_id, console, say
 from pipeline.monitoring.monitor import monitored
@@ -80,7 +81,7 @@ def show_plan(job: Job) -> int:
     config = job.config
     check_output(config.output, write=False)
     check_reports(config.output)
-    detector = load_detector(config)
+    detector = None if is_elsewhere(job) else load_detector(tried_here(job))
     patterns = config.all_patterns()
     left_out: Counter[str] = Counter()
     found: Iterable[ImageRef | DeadLetter] = list_images(
@@ -88,21 +89,26 @@ def show_plan(job: Job) -> int:
     )
     if config.retry_dead:
         found = graph.dead_letter_replay(config).refs_in_results()
-    planned = _planned(
-        found, _done(config, RowVersion.of(config.as_dict(), (detector.model.metadata.name, detector.model.version)))
-    )
+    planned = _planned(found, _done(config, RowVersion.of(config.as_dict(), _model_of(job, detector))))
     if planned.is_empty and not config.allow_empty:
         raise _nothing(config)
     say(planned.lines(left_out))
     say(f"         from {pattern}" for pattern in patterns if is_container(pattern) or is_manifest(pattern))
     say([f"         of {config.dates}"] if config.dates else [])
-    say(model_lines(detector, config))
+    say(model_lines(detector, tried_here(job)))
+    say(f"warning  {doubt}" for doubt in job.runner.doubts(job.options))
     say([f"runner   {config.runner}", f"output   {config.output} ({', '.join(names_of_files(config.write))})"])
-    succeeded = tried(detector, first_images((ref.location for ref in (*planned.first, *planned.containers)), config))
+    succeeded = detector is None or tried(
+        detector, first_images((ref.location for ref in (*planned.first, *planned.containers)), config)
+    )
     say(["dry run: nothing was written"])
     if not succeeded:
         console.error("none of the images that were tried can be detected in; see their dead letters above")
     return DONE if succeeded else DEAD
+
+
+def _model_of(job: Job, detector: Detector | None) -> tuple[str, str]:
+    return (detector.model.metadata.name, detector.model.version) if detector else model_known(job)
 
 
 def _planned(found: Iterable[ImageRef | DeadLetter], done: DoneRows | None) -> Planned:

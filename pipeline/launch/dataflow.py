@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import posixpath
 import time
+from collections.abc import Iterator
 from typing import Any
 
-from apache_beam.options.pipeline_options import GoogleCloudOptions
+from apache_beam.options.pipeline_options import GoogleCloudOptions, WorkerOptions
 from apache_beam.runners.runner import PipelineState
 
 from pipeline import beam_internals
 from pipeline.errors import RunnerError
+from pipeline.software import OF_DOCKERFILE, here, of_image
 from pipeline.storage.store import kind_of_error
 
 _LOOK_SECONDS = 5.0
@@ -20,10 +22,13 @@ def check(options: Any) -> None:
     """Checks that `--update` names a running job, since Beam would look for it without end, and that the job is no template.
 
     Raises:
-      RunnerError: One of these does not hold.
+      RunnerError: One of these does not hold, or the workers' image has other versions than this process.
       AwayError: The service does not answer.
     """
     cloud = options.view_as(GoogleCloudOptions)
+    image = options.view_as(WorkerOptions).sdk_container_image
+    if image and (found := of_image(image)) and not found.fits(here()):
+        raise RunnerError(f"sdk_container_image {image}: has {found}, expected those of the launcher: {here()}; build it anew")
     if cloud.template_location:
         raise RunnerError("template_location: a job needs its launcher, which locks and reports; leave the flag out")
     if not cloud.update:
@@ -36,6 +41,13 @@ def check(options: Any) -> None:
     if cloud.job_name not in running:
         there = ", ".join(running) or "nothing"
         raise RunnerError(f"--update: expected --job_name of a job that runs in {cloud.region}: {there}; got {cloud.job_name}")
+
+
+def doubts(options: Any) -> Iterator[str]:
+    """What a dry run cannot check of the workers' image: which versions one has that is not on this machine."""
+    image = options.view_as(WorkerOptions).sdk_container_image
+    if image and not of_image(image) and not OF_DOCKERFILE.fits(here()):
+        yield f"launcher: {here()}; an image of deploy/Dockerfile has {OF_DOCKERFILE}, unless build arguments say otherwise"
 
 
 def check_stream(options: Any) -> None:

@@ -97,8 +97,11 @@ def _different(hashes: array[int]) -> int:
     return len(np.unique(np.frombuffer(hashes, np.uint64))) if hashes else 0
 
 
-def model_lines(detector: Detector, config: Config) -> Iterator[str]:
-    """The model and its batch sizes."""
+def model_lines(detector: Detector | None, config: Config) -> Iterator[str]:
+    """The model and its batch sizes; without a detector, that it is in the image of workers."""
+    if detector is None:
+        yield f"model    {config.model.path} is in the image of the workers: no image is tried here"
+        return
     model = detector.model
     height, width = model.metadata.input_hw
     size = "images at their own size" if model.metadata.resize == "none" else f"{width}x{height} {model.metadata.resize}"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
+import posixpath
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -11,7 +14,9 @@ from pipeline.config import Config
 from pipeline.detect.detector import Detector
 from pipeline.detect.load_detector import shared_detector
 from pipeline.detect.load_model import name_and_version
-from pipeline.launch.options import Job
+from pipeline.errors import ModelError
+from pipeline.launch.options import Job, is_in_image
+from pipeline.limits import nvidia_gpus
 from pipeline.stats.process import PROCESS
 
 
@@ -33,8 +38,37 @@ def model_known(job: Job) -> tuple[str, str]:
     Raises:
       ModelError: The model is missing, or is no detector.
     """
+    if is_elsewhere(job):
+        return _named(job.config)
     known = job.in_process or not job.config.again
     return name_and_version(job.config.model, job.config.detect.engine) if known else ("", "")
+
+
+def is_elsewhere(job: Job) -> bool:
+    """Whether only workers see the model, which lies in their image."""
+    return job.runner.has_own_machines and is_in_image(job.config) and not os.path.exists(job.config.model.path)
+
+
+def _named(config: Config) -> tuple[str, str]:
+    """Name and version of a model that only workers see, as the job's settings have them; which rows are done depends on them."""
+    model = config.model
+    version = model.model_version or posixpath.basename(model.path)
+    if model.name and version.isdigit():
+        return model.name, version
+    if config.again:
+        return "", ""
+    raise ModelError(
+        f"model {model.path}: is not on this machine, and may be in the workers' image; expected --name and --model-version, as "
+        "its rows have them, so that the launcher knows which rows are done, or --again"
+    )
+
+
+def tried_here(job: Job) -> Config:
+    """The job, to be tried on this machine: workers that run elsewhere may have a GPU that it lacks."""
+    config = job.config
+    if job.in_process or not config.detect.device.startswith("gpu") or nvidia_gpus():
+        return config
+    return dataclasses.replace(config, detect=dataclasses.replace(config.detect, device="cpu", precision="float32"))
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import DebugOptions, DirectOptions, PipelineOptions, PortableOptions, SetupOptions
 
 from pipeline.beam_internals import end_bundles_promptly
-from pipeline.config import Config, settings
+from pipeline.config import BUNDLED, Config, settings
 from pipeline.config.mistakes import near_flag
 from pipeline.errors import AwayError, ConfigError, RunnerError
 from pipeline.launch.runners import RUNNERS, Runner, runner_named
@@ -22,6 +22,7 @@ from pipeline.secrets import without_secrets
 from pipeline.stats.summary import RunFacts
 
 _JOB_SERVER_TIMEOUT = ("--job_server_timeout", "--job-server-timeout")
+_MODELS = "/models/"  # in the image of workers
 _FLAGS = ("--config", "--dry-run", "--verbose", "--version", "--help", "--help-all")  # besides those of settings
 SUBMITTED = "the job is being submitted, and is ended once its id is there"
 CANARY_SECONDS = 5.0  # a job's end waits this long for the canary's images in flight
@@ -135,12 +136,26 @@ def _check_workers(config: Config, runner: Runner, options: PipelineOptions) -> 
     name, place = ("archive", config.stream.archive) if config.mode == "streaming" else ("output", config.output)
     if runner.has_own_machines and "://" not in place:
         raise ConfigError(f"{name}: expected a folder that the workers of {runner.name} reach, gs://<bucket>/…; got {place!r}")
+    if runner.has_own_machines:
+        for path in config.input if config.mode == "batch" else ():
+            if "://" not in path:
+                raise ConfigError(f"input: expected gs://<bucket>/…, which the workers of {runner.name} reach; got {path!r}")
+        if not ("://" in config.model.path or config.model.path in ("", BUNDLED) or is_in_image(config)):
+            raise ConfigError(
+                f"model: expected gs://<bucket>/…, or {_MODELS}<name> in the image of {runner.name}'s workers; "
+                f"got {config.model.path!r}"
+            )
     if options.view_as(PortableOptions).environment_type == "PROCESS":
         for key, path in [(name, place), *(("input", path) for path in config.input if config.mode == "batch")]:
             if not ("://" in path or os.path.isabs(path)):
                 raise ConfigError(
                     f"{key}: expected gs:// or an absolute path, since workers begin in folders of their own; got {path!r}"
                 )
+
+
+def is_in_image(config: Config) -> bool:
+    """Whether the model lies where deploy/Dockerfile puts models into the image of workers."""
+    return config.model.path.startswith(_MODELS)
 
 
 def _set_unless_asked(options: PipelineOptions, runner: Runner, mode: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -53,6 +53,7 @@ class Runner:
       finalizes_early: Whether a checkpoint also finalizes bundles that ended after it began, so that only the next checkpoint
         is sure to hold them.
       check: Checks that the runner can be reached or started, given Beam's options; raises a `RunnerError` if not.
+      doubts: What may go wrong on its workers and cannot be checked here, given Beam's options; lines for a dry run.
       check_stream: Checks the options of a stream, and sets the defaults of all streams.
       takes: The classes of Beam's options that are of this runner, and not of all.
       served: Keeps a server that the runner needs alive during a block, given Beam's options.
@@ -73,6 +74,7 @@ class Runner:
     finalizes_early: bool = False
     takes: tuple[type[PipelineOptions], ...] = ()
     check: Callable[[Any], object] = _nothing
+    doubts: Callable[[Any], Iterable[str]] = _nothing
     check_stream: Callable[[Any], object] = _nothing
     served: Callable[[Any], AbstractContextManager[object]] = contextlib.nullcontext
 
@@ -136,6 +138,7 @@ RUNNERS = (
         native_source=True,
         needs=("--region", "--project", "--temp_location or --staging_location"),
         check=dataflow.check,
+        doubts=dataflow.doubts,
         check_stream=dataflow.check_stream,
         wait=dataflow.wait,
         end_stream=drain_dataflow_job,

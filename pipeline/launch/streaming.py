@@ -19,7 +19,7 @@ from pipeline.detect.detector import Detector
 from pipeline.errors import DONE, ConfigError, InputError
 from pipeline.launch.dry_run import model_lines
 from pipeline.launch.finalize import JobReport, clean_up, finished_by_signals, signals_noted, stopped_by_signals
-from pipeline.launch.loading import load_detector, model_known
+from pipeline.launch.loading import is_elsewhere, load_detector, model_known, tried_here
 from pipeline.launch.options import CANARY_SECONDS, SUBMITTED, Job, checked_job
 from pipeline.launch.runners import RUNNERS, runner_named
 from pipeline.log_lines import bind_run_id, console, say
@@ -67,10 +67,12 @@ def _check_settings(config: Config) -> None:
 
 def show_plan(job: Job) -> int:
     """Prints the plan of a run; reads no message and writes nothing."""
-    config, detector = job.config, load_detector(job.config)
+    config = job.config
+    detector = None if is_elsewhere(job) else load_detector(tried_here(job))
     check_output(results_folder(config), write=False)
     say([f"input    {config.input[0]}, images under {', '.join(graph.allowed_prefixes(config))}"])
-    say(model_lines(detector, config))
+    say(model_lines(detector, tried_here(job)))
+    say(f"warning  {doubt}" for doubt in job.runner.doubts(job.options))
     say([f"runner   {job.runner.name}: {job.runner.guarantee}", f"output   {config.output}; files in {results_folder(config)}"])
     say(["dry run: nothing was written"])
     return DONE

@@ -24,10 +24,11 @@ from typing import Literal
 import msgspec
 
 from pipeline.codec import pack, unpack
-from pipeline.errors import DeviceFailedError, ModelError, OutputError, UserError
+from pipeline.errors import DeviceFailedError, ModelError, OutputError, RunnerError, UserError
 from pipeline.log_lines import console
 from pipeline.results.layout import check_output
 from pipeline.results.run import Run
+from pipeline.software import Software, here
 from pipeline.stats.job_stats import JobStats, merge_stats
 from pipeline.stats.process import PROCESS
 from pipeline.storage.files import make_folder, read_checked, write_file
@@ -63,12 +64,14 @@ class WorkerContext:
       check_model: Raises a `ModelError` if the model cannot be reached.
       launched_at: When the launcher made its folder, seconds since the epoch.
       watch: Begins to watch the worker process, where a stuck one is ended.
+      software: The launcher's versions.
     """
 
     run: Run
     check_model: Callable[[], object]
     launched_at: float = 0.0
     watch: Callable[[], object] | None = None
+    software: Software = dataclasses.field(default_factory=here)
 
     def check_worker(self) -> None:
         """Checks, once in each process and before it works, what it can reach; then reports to the launcher what it counts.
@@ -76,6 +79,7 @@ class WorkerContext:
         Raises:
           OutputError: This worker cannot write to the results folder, or finds another folder than the launcher's.
           ModelError: This worker cannot reach the model.
+          RunnerError: This worker has other versions than the launcher.
         """
         with PROCESS.entering:
             if self.run.folder in PROCESS.entered:
@@ -97,21 +101,25 @@ class WorkerContext:
         os._exit(failure.exit_code)
 
     def _check(self) -> None:
-        output, here = self.run.output, f"the worker on {socket.gethostname()}"
+        output, worker = self.run.output, f"the worker on {socket.gethostname()}"
+        if not self.software.fits(here()):
+            raise RunnerError(
+                f"the launcher has {self.software}, and {worker} has {here()}: expected the same; build its image anew"
+            )
         if abs(time.time() - self.launched_at) < _BEGIN_SECONDS and not self.run.is_open():
             raise OutputError(
-                f"output {output}: expected a folder that launcher and workers share, such as gs://<bucket>/<folder>, but {here} "
-                "does not find in it what the launcher has begun"
+                f"output {output}: expected a folder that launcher and workers share, such as gs://<bucket>/<folder>, but "
+                f"{worker} does not find in it what the launcher has begun"
             )
         try:
             check_output(output)
         except OutputError as err:
-            raise OutputError(f"{err} ({here})") from err
+            raise OutputError(f"{err} ({worker})") from err
         try:
             self.check_model()
         except Exception as err:
             kind = type(err) if isinstance(err, ModelError) else ModelError
-            raise kind(f"{' '.join(str(err).split())[:400]} ({here})") from err
+            raise kind(f"{' '.join(str(err).split())[:400]} ({worker})") from err
 
 
 class StatsReporter:

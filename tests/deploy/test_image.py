@@ -9,6 +9,7 @@ import pytest
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 
+from pipeline.software import OF_DOCKERFILE, Software
 from tests.conftest import REPO
 
 DOCKERFILE = REPO / "deploy" / "Dockerfile"
@@ -21,7 +22,7 @@ def instructions(name: str) -> list[str]:
 
 
 def arguments() -> dict[str, str]:
-    return dict(each.split("=", 1) for each in instructions("ARG"))
+    return dict(each.split("=", 1) for each in instructions("ARG") if "=" in each)
 
 
 def pins(path: Path) -> dict[str, str]:
@@ -50,3 +51,22 @@ def test_the_cuda_libraries_are_those_that_the_locked_tensorflow_takes():
 def test_every_file_that_is_copied_is_there():
     copied = [part for each in instructions("COPY") if "--from=" not in each for part in shlex.split(each)[:-1]]
     assert copied and [name for name in copied if not (REPO / name).exists()] == []
+
+
+def test_the_image_has_extras_that_there_are_for_all_that_a_launcher_accepts():
+    """Each format, store and engine that a job on this machine takes; what draws, labels and quantizes is no work of workers."""
+    wanted = {*arguments()["EXTRAS"].split(",")}
+    there = {*importlib.metadata.metadata("hybrid-detection-pipeline").get_all("Provides-Extra")}
+    assert there - wanted == {"dev", "fiftyone", "quantize", "voc"} and wanted <= there
+    assert '".[${EXTRAS}]"' in DOCKERFILE.read_text()
+
+
+def test_its_labels_are_the_versions_that_launchers_compare_with_their_own():
+    (labels,) = instructions("LABEL")
+    assert dict(each.split("=") for each in labels.split()) == {
+        "detect-objects.python": "${PYTHON}",
+        "detect-objects.beam": "${BEAM}",
+    }
+    assert Software(arguments()["PYTHON"], arguments()["BEAM"]) == OF_DOCKERFILE
+    after_the_last_stage = DOCKERFILE.read_text().rpartition("\nFROM ")[2]
+    assert "\nARG PYTHON\n" in after_the_last_stage and "\nARG BEAM\n" in after_the_last_stage, "each stage declares its own"

@@ -5,12 +5,15 @@ import json
 import os
 import signal
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import yaml
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_runner_api_pb2
 
-from pipeline import run
+from pipeline import run, software
+from pipeline.launch import dataflow as dataflow_launch
 from tests.conftest import REPO
 from tests.dataflow_service import running_dataflow_service
 from tests.processes import in_thread
@@ -156,12 +159,23 @@ def test_the_user_may_ask_for_a_process_a_core_and_for_no_machines_of_a_kind(bat
         pytest.param(["--config", STREAMING, "--output=projects/p12345/topics/t01"], "archive: expected", id="no archive"),
         pytest.param(["--config", BATCH, "--output=out", "--runner=DirectRunner"], "DataflowRunner, which fits", id="local GPU"),
         pytest.param(
+            ["--config", BATCH, "--output=gs://b/o", "--input=photos/"],
+            "input: expected gs://<bucket>/…, which",
+            id="local input",
+        ),
+        pytest.param(
+            ["--config", BATCH, "--output=gs://b/o", "--input=gs://b/i/*", "--model=/srv/yolov4"],
+            "model: expected gs://<bucket>/…, or /models/<name> in the image of DataflowRunner's workers; got '/srv/yolov4'",
+            id="local model",
+        ),
+        pytest.param(
             ["--config", BATCH, "--output=o", "--template_location=gs://b/t"], "template_location: a job", id="template"
         ),
     ],
 )
 def test_what_its_workers_cannot_be_or_reach_is_one_line_and_exit_code_2(flags, expected, error_of):
-    assert expected in error_of(*flags, *CLOUD, "--temp_location=gs://bucket/tmp", "--input=projects/p12345/subscriptions/s01")
+    places = [] if any(flag.startswith("--input") for flag in flags) else ["--input=projects/p12345/subscriptions/s01"]
+    assert expected in error_of(*flags, *CLOUD, "--temp_location=gs://bucket/tmp", *places)
 
 
 @contextlib.contextmanager
@@ -215,3 +229,52 @@ def test_a_signal_while_a_stream_is_submitted_drains_it(dataflow, stream):
     dataflow.on_create = lambda: os.kill(os.getpid(), signal.SIGTERM)
     assert run.main(stream) == 0
     assert [job["currentState"] for job in dataflow.jobs.values()] == ["JOB_STATE_DRAINED"]
+
+
+IN_IMAGE = ("--model=/models/yolov4", "--name=yolov4", "--model-version=7")
+
+
+def test_a_model_that_only_workers_see_is_accepted(batch, submitted, error_of):
+    """It lies in their image. The launcher must know which rows are done."""
+    assert "expected --name and --model-version" in error_of(*batch, "--model=/models/yolov4")
+    assert submitted([*batch, *IN_IMAGE]).type == "JOB_TYPE_BATCH"
+
+
+@pytest.mark.parametrize("model", [("--model=digits",), IN_IMAGE], ids=["on this machine, too", "in the image"])
+def test_a_dry_run_on_a_machine_without_a_gpu_shows_the_plan(batch, gcs_bucket, model, capsys):
+    """The config asks for a GPU on the workers; a model that is here is tried on the CPU."""
+    gcs_bucket.blob("in/a.jpg").upload_from_filename(REPO / "models/digits/samples/scene_000.jpg")
+    assert run.main([*batch, *model, "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "input    1 image\n" in printed and "nothing was written" in printed
+    tried = "is in the image of the workers: no image is tried here" if model is IN_IMAGE else "tried    gs://"
+    assert tried in printed
+
+
+@pytest.fixture
+def docker(tmp_path, monkeypatch):
+    """Puts a program of that name on the path, which has one image with the given labels."""
+
+    def put(labels: dict[str, str]) -> None:
+        program = tmp_path / "bin" / "docker"
+        program.parent.mkdir()
+        program.write_text(f"#!/bin/sh\n[ \"$5\" = reg/worker:gpu ] && echo '{json.dumps(labels)}'\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+
+    return put
+
+
+def test_an_image_of_another_python_is_refused_before_a_worker_is_paid_for(batch, docker, error_of):
+    """Beam's workers would refuse the job minutes later."""
+    docker({"detect-objects.python": "3.9", "detect-objects.beam": software.here().beam})
+    error = error_of(*batch, "--sdk_container_image=reg/worker:gpu", "--dry-run")
+    assert error.startswith("error: sdk_container_image reg/worker:gpu: has Python 3.9, Beam ") and str(software.here()) in error
+
+
+def test_an_image_that_is_not_here_is_a_doubt_of_the_dry_run_where_its_defaults_are_others(monkeypatch):
+    options = PipelineOptions(["--sdk_container_image=reg/worker:gpu"])
+    assert [*dataflow_launch.doubts(options)] == ([] if software.OF_DOCKERFILE.fits(software.here()) else [ANY])
+    monkeypatch.setattr(dataflow_launch, "OF_DOCKERFILE", software.Software("3.9", "2.50.0"))
+    (doubt,) = dataflow_launch.doubts(options)
+    assert "an image of deploy/Dockerfile has Python 3.9, Beam 2.50.0" in doubt

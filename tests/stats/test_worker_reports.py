@@ -9,8 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.errors import ModelError, OutputError
+from pipeline.errors import ModelError, OutputError, RunnerError
 from pipeline.results.run import Run
+from pipeline.software import here
 from pipeline.stats import worker_reports
 from pipeline.stats.canary import CanaryStats
 from pipeline.stats.job_stats import JobStats
@@ -141,3 +142,15 @@ def test_what_a_worker_cannot_reach_is_one_line_each_time(staging, tmp_path, fol
 
 def test_in_place_of_a_worker_that_was_lost_long_after_no_launcher_is_expected(staging):
     WorkerContext(staging._replace(name="ffff"), reached, launched_at=1.0).check_worker()
+
+
+def test_a_worker_of_another_release_ends_its_job_with_one_line(tmp_path):
+    """Else its steps would be pickled by other code than they run in."""
+    run = Run(str(tmp_path), "0a")
+    with run.opened():
+        other = here()._replace(project="9.9.9")
+        context = WorkerContext(run, lambda: None, time.time(), software=other)
+        with pytest.raises(
+            RunnerError, match=r"^the launcher has .*detect-objects 9\.9\.9, and the worker on .*: expected the same"
+        ):
+            context.check_worker()
