@@ -20,6 +20,7 @@ from importlib.metadata import Distribution, PackageNotFoundError
 
 from packaging.requirements import Requirement
 
+from pipeline.config.engines import ENGINES, engine_lines
 from pipeline.errors import CommandParser
 from pipeline.limits import available_cpus, memory_limit_bytes, nvidia_gpus
 from pipeline.software import OF_DOCKERFILE, PROJECT, here
@@ -88,6 +89,8 @@ def findings(*, full: bool = False) -> Iterator[Finding]:
     """What is there, in the order of the answer; `full` imports the libraries also where no GPU asks for it."""
     yield "Python", f"{sys.version.split()[0]}, {sys.executable}", False
     yield from packages()
+    for name, what in engine_lines():
+        yield f"  {name}", what if ENGINES[name].installed else f"not installed; {what}", False
     yield from _machine()
     yield _devices(full)
     for cloud, (variable, file, command) in _CREDENTIALS.items():

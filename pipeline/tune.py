@@ -18,7 +18,6 @@ import collections
 import contextlib
 import dataclasses
 import datetime
-import importlib.util
 import itertools
 import math
 import multiprocessing
@@ -37,12 +36,13 @@ import yaml
 from models.evaluate.agreement import compare
 from models.evaluate.detection_rows import RowsError
 from pipeline.config import Config, check_model_is_named, load_config
+from pipeline.config.engines import ENGINES, ONNX, SAVED_MODEL, SERVER, engines_for
 from pipeline.config.setting import is_own_engine
 from pipeline.detect.describe_model import onnx_file
 from pipeline.detect.detector import Detector
 from pipeline.detect.load_detector import load_detector
-from pipeline.detect.server_protocols import PROTOCOLS
-from pipeline.detect.versions import locate
+from pipeline.detect.load_model import engine_of
+from pipeline.detect.versions import is_remote, locate
 from pipeline.errors import DONE, FAILED, WRONG, CommandParser, InputError, ModelError, OutputError, run_command
 from pipeline.limits import available_cpus, machine, nvidia_gpus
 from pipeline.log_lines import console
@@ -57,9 +57,6 @@ _STUDENTS_T = 2.447  # two-sided 95 %, for the six degrees of freedom of the fin
 _GAIN = 1.02  # smaller gains are not worth a setting
 _START_ANSWERS_S = 600.0  # a large model on a busy machine, or a server that wakes up
 _ANSWERS_S, _TIMES_START = 60.0, 6.0  # a candidate answers within so many times what the start took to load, at least 60 s
-_PRECISIONS = {"tensorflow": ("float32", "bfloat16"), "openvino": ("float32", "bfloat16", "int8"), "onnxruntime": ("float32",)}
-_PRECISIONS_ON_GPU = {**_PRECISIONS, "tensorflow": ("float32", "float16")}
-_ON_GPU = ("tensorflow", "onnxruntime")  # engines that use a GPU of this machine
 _ENGINE = ("detect.engine", "detect.precision")
 _SPAWN = multiprocessing.get_context("spawn")
 _STOPS = (signal.SIGINT, signal.SIGTERM)
@@ -129,17 +126,18 @@ def candidates(stage: str, config: Config) -> list[Settings]:
       stage: One of `STAGES`: a key of the config's `detect` section; with the engine goes the precision.
       config: The best so far.
     """
-    detect, cpus = config.detect, available_cpus()
-    is_remote, one_image = detect.engine in PROTOCOLS, detect.engine == "openvino" or config.model.path.endswith(".onnx")
-    gpus = 0 if detect.device == "cpu" else nvidia_gpus()
+    detect, cpus, files = config.detect, available_cpus(), _files_of(config)
+    engine = engine_of(files, detect)
+    kind, at_server = ENGINES.get(engine), files == SERVER
+    gpus, one_image = 0 if detect.device == "cpu" else nvidia_gpus(), kind is not None and not kind.batches
     largest = (1, 8, 16, 64) if gpus else (1, 8, 16)
     if stage == "engine":
-        precisions = _PRECISIONS_ON_GPU if gpus else _PRECISIONS
-        pairs = [(engine, precision) for engine in _engines(config) for precision in precisions[engine]]
-        return [dict(zip(_ENGINE, pair, strict=True)) for pair in pairs if pair != (detect.engine, detect.precision)]
+        kinds = {name: ENGINES[name] for name in engines_for(files, detect.device) if ENGINES[name].installed and not at_server}
+        pairs = [(name, precision) for name, each in kinds.items() for precision in each.precisions_on(gpu=gpus > 0)]
+        return [dict(zip(_ENGINE, pair, strict=True)) for pair in pairs if pair != (engine, detect.precision)]
     values: dict[str, list[Any]] = {
-        "concurrent_batches": [1, 2, 4, 6] if gpus and detect.engine in _ON_GPU else sorted({1, cpus, 2 * cpus}),
-        "intra_op_threads": [] if is_remote else sorted({1, cpus}),
+        "concurrent_batches": [1, 2, 4, 6] if gpus and kind and "gpu" in kind.precisions else sorted({1, cpus, 2 * cpus}),
+        "intra_op_threads": [] if at_server else sorted({1, cpus}),
         "batch_sizes": [] if one_image else [[2**power for power in range(each.bit_length())] for each in largest],
         "feeder_processes": sorted({max(1, cpus // 2), 2 * cpus}),
     }
@@ -147,13 +145,13 @@ def candidates(stage: str, config: Config) -> list[Settings]:
     return [{f"detect.{stage}": value} for value in values[stage] if value != (list(used) if stage == "batch_sizes" else used)]
 
 
-def _engines(config: Config) -> list[str]:
-    """Installed engines for this kind of model; none beside a server or an engine of the user's own."""
-    if config.detect.engine in PROTOCOLS or is_own_engine(config.detect.engine):
-        return []
-    is_onnx = onnx_file(locate(config.model.path, config.model.model_version)[0])
-    on_cpu = ["openvino"] if config.detect.device in ("auto", "cpu") else []
-    return [name for name in ("onnxruntime" if is_onnx else "tensorflow", *on_cpu) if importlib.util.find_spec(name)]
+def _files_of(config: Config) -> str:
+    """The kind of the model; empty where an engine of the user's own opens it."""
+    if is_own_engine(config.detect.engine):
+        return ""
+    if is_remote(config.model.path):
+        return SERVER
+    return ONNX if onnx_file(locate(config.model.path, config.model.model_version)[0]) else SAVED_MODEL
 
 
 @contextlib.contextmanager

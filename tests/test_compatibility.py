@@ -91,3 +91,31 @@ def test_a_job_takes_over_the_folder_with_its_summary(results, tmp_path, capsys)
     code = run.main(["--input", str(REPO / "models/digits/samples/scene_004.jpg"), "--output", results, "--model", "digits"])
     assert code == 0, capsys.readouterr()
     assert len(rows_in(results)) == 3
+
+
+HASHES = {  # of the rows and of the dead letters of each shipped config, as release 0.1.0 wrote them
+    "": ("df32920b", "a963b380"),
+    "backfill_gcs_direct.yaml": ("df32920b", "a963b380"),
+    "backfill_local_direct.yaml": ("df32920b", "a963b380"),
+    "batch_gcs_dataflow_gpu.yaml": ("df32920b", "a963b380"),
+    "batch_gcs_direct.yaml": ("df32920b", "a963b380"),
+    "batch_gcs_flink.yaml": ("df32920b", "a963b380"),
+    "batch_gcs_spark.yaml": ("df32920b", "a963b380"),
+    "batch_local_direct.yaml": ("df32920b", "a963b380"),
+    "batch_local_gpus.yaml": ("df32920b", "a963b380"),
+    "batch_third_party_model.yaml": ("53ddd836", "8381c155"),
+    "streaming_pubsub_dataflow_gpu.yaml": ("df32920b", "241dc0a4"),
+    "streaming_pubsub_direct.yaml": ("df32920b", "241dc0a4"),
+    "streaming_pubsub_flink.yaml": ("df32920b", "241dc0a4"),
+    "streaming_pubsub_prism.yaml": ("df32920b", "241dc0a4"),
+}
+
+
+@pytest.mark.parametrize("engine", [{}, {"detect.engine": "openvino"}, {"detect.precision": "bfloat16"}], ids=str)
+@pytest.mark.parametrize("name", HASHES)
+def test_no_shipped_config_has_other_hashes_than_before_whatever_engine_runs_it(name, engine):
+    """Another hash would detect in every image again. Which engine runs a model decides on no row."""
+    assert {path.name for path in (REPO / "configs").glob("*.yaml")} <= {*HASHES}
+    config = load_config([str(REPO / "configs" / name)] if name else [], {"model.path": "digits", **engine})
+    version = RowVersion.of(config.as_dict())
+    assert (version.settings, version.limits) == HASHES[name]

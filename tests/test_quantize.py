@@ -155,5 +155,5 @@ def test_what_cannot_be_used_is_one_line_before_any_work(versions, model, calibr
 
 
 def test_int8_without_its_engine_is_one_line(versions):
-    with pytest.raises(ModelError, match="precision int8: expected --engine openvino, got tensorflow"):
-        load_detector(ModelConfig(path=str(versions)), DetectConfig(precision="int8"))
+    with pytest.raises(ModelError, match=r"precision int8: engine tensorflow has float32, .*; use --engine openvino"):
+        load_detector(ModelConfig(path=str(versions)), DetectConfig(engine="tensorflow", precision="int8"))

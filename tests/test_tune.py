@@ -144,9 +144,9 @@ def test_stages_try_what_changes_something(monkeypatch):
     engines = candidates("engine", DIGITS)
     assert {"detect.engine": "tensorflow", "detect.precision": "float32"} not in engines
     assert {"detect.engine": "tensorflow", "detect.precision": "bfloat16"} in engines
-    served = Config(detect=DetectConfig(engine="triton"))
+    served = load_config([], {"model.path": "grpc://localhost:1/m", "detect.engine": "triton"})
     assert candidates("engine", served) == candidates("intra_op_threads", served) == []
-    assert candidates("batch_sizes", Config(detect=DetectConfig(engine="openvino"))) == []
+    assert candidates("batch_sizes", load_config([], {"model.path": "digits", "detect.engine": "openvino"})) == []
     assert [1, 2, 4, 8] in [one["detect.batch_sizes"] for one in candidates("batch_sizes", DIGITS)]
     for stage in tune.STAGES[1:]:
         for change in candidates(stage, DIGITS):

@@ -26,6 +26,7 @@ from pydantic_core import ArgsKwargs
 
 from models import metadata
 from pipeline.config import dates as days
+from pipeline.config.engines import AUTO, engine_help
 from pipeline.config.mistakes import what_is_wrong
 from pipeline.config.paths import read_yaml
 from pipeline.config.setting import (
@@ -179,12 +180,7 @@ class DetectConfig:
     canary_share: Share = declare(
         0.05, "fraction of images that also go to the version labelled canary in labels.json, always the same ones; 0: none"
     )
-    engine: Engine = declare(
-        "tensorflow",
-        "what runs the model: tensorflow, openvino (on CPUs, less memory), onnxruntime, tf-serving, triton (any server of the "
-        "KServe v2 protocol), or package.module:function; by default an ONNX file runs in openvino on a CPU and in onnxruntime "
-        "on a GPU; openvino, onnxruntime and triton need the extra of their name",
-    )
+    engine: Engine = declare(AUTO, engine_help())
     precision: Literal["float32", "bfloat16", "float16", "int8"] = declare(
         "float32",
         "bfloat16: about twice as fast on CPUs with avx512_bf16 or AMX; float16: with engine tensorflow, on GPUs; int8: with "

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
+from pipeline.config.engines import AUTO, ENGINES
 from pipeline.config.paths import local_path
 
 Element = TypeVar("Element")
@@ -34,14 +35,6 @@ Positive = Annotated[float, Field(ge=0.001, le=MOST)]
 ListOf = Annotated[tuple[Element, ...], BeforeValidator(_listed)]
 PairOf = Annotated[tuple[Element, Element], BeforeValidator(_listed)]
 
-ENGINES = {  # a name to the function that opens a model; a new engine is a row here and a module
-    "tensorflow": "pipeline.detect.tensorflow_engine:open_model",
-    "openvino": "pipeline.detect.openvino_engine:open_model",
-    "onnxruntime": "pipeline.detect.onnxruntime_engine:open_model",
-    "triton": "pipeline.detect.remote_engine:open_model",
-    "tf-serving": "pipeline.detect.remote_engine:open_model",
-}
-
 EXPORT_FORMATS = {  # a name to the function that writes rows, and the names of its files; a new format is a row here and a module
     "csv": ("pipeline.write.write_csv:write_csv", "detections.csv"),
     "coco": ("pipeline.write.write_coco:write_coco", "coco/results.json", "coco/images.json", "coco/annotations.json"),
@@ -61,8 +54,8 @@ def is_own_engine(engine: str) -> bool:
 
 
 def _engine(name: str) -> str:
-    if name not in ENGINES and not re.fullmatch(r"[\w.]+:\w+", name):
-        raise ValueError(f"expected {', '.join(ENGINES)} or package.module:function")
+    if name not in (AUTO, *ENGINES) and not re.fullmatch(r"[\w.]+:\w+", name):
+        raise ValueError(f"expected {', '.join([AUTO, *ENGINES])} or package.module:function")
     return name
 
 

@@ -1,7 +1,8 @@
-"""Interface of an engine, which runs a model: TensorFlow, another library, or a client of a server; and the table of engines.
+"""Interface of an engine, which runs a model: TensorFlow, another library, or a client of a server.
 
 An engine only runs batches. One `Batcher` for all engines makes the batches, retries and warms up. Another engine is a module
-with a function `open_model`, and a row in `ENGINES`; `--engine package.module:function` takes such a function from anywhere.
+with a function `open_model`, and a row in `pipeline.config.engines`, which says what it can do;
+`--engine package.module:function` takes such a function from anywhere.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import numpy as np
 
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.config.setting import ENGINES, is_own_engine
+from pipeline.config.engines import ENGINES
+from pipeline.config.setting import is_own_engine
 from pipeline.errors import ModelError
 from pipeline.limits import available_cpus
 
@@ -141,14 +143,16 @@ def opener_of(engine: str) -> OpenModel:
     if is_own_engine(engine) and not {"", os.getcwd()} & {*sys.path}:  # as of the console command
         sys.path.append(os.getcwd())  # last, so that nothing there hides an installed package
     try:
-        found: OpenModel = pkgutil.resolve_name(ENGINES.get(engine, engine))
+        found: OpenModel = pkgutil.resolve_name(ENGINES[engine].opener if engine in ENGINES else engine)
     except (ImportError, AttributeError, ValueError) as err:
         raise ModelError(f"engine {engine}: expected {', '.join(ENGINES)} or package.module:function, but: {err}") from err
     return found
 
 
-def check_installed(engine: str, package: str, more: str = "") -> None:
-    """Raises ModelError if the package of an engine is missing, whose extra has the engine's name."""
-    if not importlib.util.find_spec(package):
-        extra = f"pip install 'hybrid-detection-pipeline[{engine}]'{more}"
+def check_installed(engine: str, package: str = "") -> None:
+    """Raises ModelError if a package of an engine is missing; default: its own."""
+    kind = ENGINES[engine]
+    if not importlib.util.find_spec(package or kind.package):
+        more = f" (on a GPU: {kind.on_gpu})" if kind.on_gpu else ""
+        extra = f"pip install 'hybrid-detection-pipeline[{kind.extra}]'{more}"
         raise ModelError(f"engine {engine}: its package is missing; install the extra: {extra}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 import os
 import posixpath
 import shutil
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from models.metadata import METADATA_PATH, DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.config.engines import AUTO, ONNX, SAVED_MODEL, SERVER, choose_engine, misfit
 from pipeline.config.setting import is_own_engine
 from pipeline.detect import tensorflow_setup
 from pipeline.detect.batcher import Batcher
@@ -44,7 +44,7 @@ from pipeline.storage.store import FoundFile
 from pipeline.storage.stores import store_of
 
 
-def name_and_version(model: ModelConfig, engine: str = "tensorflow") -> tuple[str, str]:
+def name_and_version(model: ModelConfig, engine: str = AUTO) -> tuple[str, str]:
     """Name and version that rows will have, without loading the model.
 
     Args:
@@ -87,13 +87,16 @@ def load(model: ModelConfig, detect: DetectConfig, *, beside: bool = False) -> L
     before = tensorflow_setup.memory_in_use()
     as_it_is = opens_as_given(model, detect.engine)
     if is_remote(model.path) and not as_it_is:
+        _check_fit(SERVER, detect)
         opened = _open(opener_of(detect.engine), "", model.path, model, detect)
         return _warm(opened, model.path, opened.version, (), beside=beside, timeout_ms=detect.batch_timeout_ms)
     version = as_given(model) if as_it_is else resolve_versions(model.path, model.model_version)[0]
     folder, notes = version.folder, tuple[str, ...]()
-    if version.is_onnx and detect.engine == "tensorflow":
-        detect = dataclasses.replace(detect, engine=_engine_for_onnx(detect))
-        notes = (f"model {folder} is an ONNX file: it runs in {detect.engine}",)
+    files = ONNX if version.is_onnx else SAVED_MODEL
+    if detect.engine == AUTO:
+        detect = dataclasses.replace(detect, engine=engine_of(files, detect))
+        notes = (f"model {folder} is an ONNX file: it runs in {detect.engine}",) if version.is_onnx else ()
+    _check_fit(files, detect)
     open_model = opener_of(detect.engine)  # before the model is copied
     with _copy_of_given(version) if as_it_is else local_copy(folder) as local:
         golden = read_golden(local, folder)
@@ -109,7 +112,7 @@ def load(model: ModelConfig, detect: DetectConfig, *, beside: bool = False) -> L
         raise _changed(folder)
     loaded = _warm(opened, folder, version.name, golden, beside=beside, timeout_ms=detect.batch_timeout_ms)
     taken = max(tensorflow_setup.memory_in_use() - before, version.size_bytes)
-    return dataclasses.replace(loaded, memory_bytes=taken, notes=(*notes, *loaded.notes))
+    return dataclasses.replace(loaded, memory_bytes=taken, notes=(*notes, *loaded.notes), engine_name=detect.engine)
 
 
 def own_name(model: ModelConfig, engine: str) -> str:
@@ -125,12 +128,17 @@ def _open(open_model: OpenModel, local: str, folder: str, model: ModelConfig, de
         raise ModelError(f"model {folder}: fails on a blank image: {err}") from err
 
 
-def _engine_for_onnx(detect: DetectConfig) -> str:
-    """OpenVINO on a CPU, ONNX Runtime on a GPU, or the one that is installed."""
-    wanted = ["openvino", "onnxruntime"]
-    if detect.device.startswith("gpu") or (detect.device == "auto" and nvidia_gpus()):
-        wanted.reverse()
-    return next((engine for engine in wanted if importlib.util.find_spec(engine)), wanted[0])
+def engine_of(files: str, detect: DetectConfig) -> str:
+    """The engine that runs this kind of model here: that of the settings, or the one that `auto` means."""
+    if detect.engine != AUTO:
+        return detect.engine
+    gpu = detect.device.startswith("gpu") or (detect.device == "auto" and bool(nvidia_gpus()))
+    return choose_engine(files, detect.device, detect.precision, gpu=gpu)
+
+
+def _check_fit(files: str, detect: DetectConfig) -> None:
+    if why := misfit(detect.engine, files, detect.device, detect.precision):
+        raise ModelError(why)
 
 
 def recognised(local: str, folder: str, model: ModelConfig) -> DetectorMetadata:
@@ -141,7 +149,7 @@ def recognised(local: str, folder: str, model: ModelConfig) -> DetectorMetadata:
     """
     if not onnx_file(local):
         return described_signature(local, folder, model, DetectConfig())[-1]
-    detect = DetectConfig(engine=_engine_for_onnx(DetectConfig()))
+    detect = DetectConfig(engine=engine_of(ONNX, DetectConfig()))
     opened = _open(opener_of(detect.engine), local, folder, model, detect)
     opened.engine.close()
     return opened.metadata

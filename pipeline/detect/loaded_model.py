@@ -35,6 +35,7 @@ class LoadedModel:
       golden: Images in which it must find the expected objects before it is used.
       memory_bytes: What it takes of the memory that all versions share; 0 if unknown.
       notes: What a person should know of how it runs, a line each.
+      engine_name: What runs it.
     """
 
     metadata: DetectorMetadata
@@ -44,6 +45,7 @@ class LoadedModel:
     golden: tuple[GoldenImage, ...] = ()
     memory_bytes: int = 0
     notes: tuple[str, ...] = ()
+    engine_name: str = ""
 
 
 LoadModel = Callable[[DetectConfig], LoadedModel]

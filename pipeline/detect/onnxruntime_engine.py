@@ -40,10 +40,8 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     """
     file = onnx_file(local)
     if not file:
-        raise ModelError(f"model {folder}: engine onnxruntime runs ONNX files; leave out --engine")
-    check_installed("onnxruntime", "onnxruntime", " (on a GPU: onnxruntime-gpu)")
-    if detect.precision != "float32":
-        raise ModelError("engine onnxruntime: expected no --precision; an ONNX file has a precision of its own")
+        raise ModelError(f"model {folder}: expected an ONNX file")
+    check_installed("onnxruntime")
     plain = _plain_session(folder, file)
     inputs, outputs = ({one.name: _tensor(one) for one in ones} for ones in (plain.get_inputs(), plain.get_outputs()))
     signature = channels_last(Signature(inputs, outputs, functools.partial(_answers, plain)))

@@ -65,7 +65,7 @@ def converted(local: str, folder: str, model: ModelConfig) -> str:
     Raises:
       ModelError: OpenVINO is missing, or cannot convert the model.
     """
-    check_installed("openvino", "openvino")
+    check_installed("openvino")
     key, beside, cache = _key(local, model), os.path.join(local, HIDDEN), os.path.join(cache_folder(), "openvino")
     for place in (beside, cache):
         if os.path.isdir(os.path.join(place, key)):

@@ -40,12 +40,10 @@ class OpenVinoEngine:
       detect: Precision, threads and requests in flight.
 
     Raises:
-      ModelError: OpenVINO cannot compile the model, or does not have what the settings ask for.
+      ModelError: OpenVINO cannot compile the model.
     """
 
     def __init__(self, read: Callable[[], Any], metadata: DetectorMetadata, detect: DetectConfig):
-        if detect.device not in ("auto", "cpu"):
-            raise ModelError("engine openvino: expected device auto or cpu; use --engine tensorflow")
         self._read, self._metadata, self._detect, self._settings = read, metadata, detect, _settings(detect)
         self._compiling = threading.Lock()
         self._compile()
@@ -101,11 +99,9 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     """Opens an ONNX file, or the network of a SavedModel, which it converts if need be; for int8 the one in its folder.
 
     Raises:
-      ModelError: It has no int8 network, OpenVINO is missing or cannot convert it, or lacks what the settings ask for.
+      ModelError: It has no int8 network, OpenVINO is missing or cannot convert it.
     """
-    check_installed("openvino", "openvino")
-    if detect.precision not in _PRECISIONS:
-        raise ModelError(f"precision {detect.precision}: engine openvino has {', '.join(_PRECISIONS)}")
+    check_installed("openvino")
     if (file := onnx_file(local)) and detect.precision != "int8":
         return _open_onnx(file, local, folder, model, detect)
     try:

@@ -13,6 +13,7 @@ import numpy as np
 
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.config.engines import ENGINES, SERVER
 from pipeline.detect.describe_model import describe
 from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel
 from pipeline.detect.model_arrays import Arrays, Signature, channels_last, feed_of, split_outputs
@@ -163,8 +164,6 @@ def open_model(_local: str, folder: str, model: ModelConfig, detect: DetectConfi
       ModelError: The server is away for too long, has no such model, or the model is no detector.
       ModelFailed: It fails on a blank image.
     """
-    if detect.precision != "float32":
-        raise ModelError(f"engine {detect.engine}: expected no --precision, which is the server's own setting")
     server = RemoteServer(model, detect.engine)
     try:
         return _opened(server, folder, model, detect)
@@ -214,7 +213,8 @@ def _accepted(engine: FunctionEngine, metadata: DetectorMetadata) -> tuple[int, 
 
 def check_engine(model: ModelConfig, engine: str) -> None:
     """Raises ModelError unless the engine fits the model's path."""
-    if ":" not in engine and is_remote(model.path) != (engine in PROTOCOLS):
-        servers = f"--engine {' or '.join(PROTOCOLS)} for a model server"
-        expected = "grpc://host:port/name as --model" if engine in PROTOCOLS else servers
+    servers = [name for name, kind in ENGINES.items() if SERVER in kind.files]
+    if ":" not in engine and is_remote(model.path) != (engine in servers):
+        wanted = f"--engine {' or '.join(servers)} for a model server"
+        expected = "grpc://host:port/name as --model" if engine in servers else wanted
         raise ModelError(f"model {model.path}: expected {expected}")

@@ -33,7 +33,7 @@ class KServe:
     """The KServe v2 protocol."""
 
     def __init__(self, name: str, signature: str, timeout_s: float):
-        check_installed("triton", "tritonclient")
+        check_installed("triton")
         self._name, self._timeout_s = name, timeout_s
 
     def connect(self, host: str, *, secure: bool) -> Any:

@@ -43,8 +43,6 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     Raises:
       ModelError: TensorFlow cannot load it, or it is no detector that is recognised.
     """
-    if detect.precision == "int8":
-        raise ModelError("precision int8: expected --engine openvino, got tensorflow")
     tf = configure_tensorflow(detect)
     frozen = frozen_model(local, folder, model, detect)
     requests = read_requests(local, folder, frozen.metadata)

@@ -9,6 +9,7 @@ from typing import Any
 
 from models.quiet import gc_paused, quiet_stderr
 from pipeline.config import DetectConfig
+from pipeline.config.engines import ENGINES
 from pipeline.detect.engine import concurrent_batches_of
 from pipeline.detect.gpus import take_gpu
 from pipeline.detect.process_memory import freeze_gc
@@ -30,11 +31,10 @@ def configure_tensorflow(detect: DetectConfig) -> Any:
         tf = import_without_keras()
     freeze_gc()
     gpu = _chosen_gpu(detect.device, tf.config.list_physical_devices("GPU"))
-    other, rewrite = _REWRITES["cpu" if gpu is None else "gpu"]
-    if detect.precision not in ("float32", other):
-        raise ModelError(
-            f"precision {detect.precision}: engine tensorflow has float32 and {other} on a {'CPU' if gpu is None else 'GPU'}"
-        )
+    device = "cpu" if gpu is None else "gpu"
+    (other, rewrite), has = _REWRITES[device], ENGINES["tensorflow"].precisions[device]
+    if detect.precision not in has:
+        raise ModelError(f"precision {detect.precision}: engine tensorflow has {' and '.join(has)} on a {device.upper()}")
     # of functions that are traced from now on
     tf.config.optimizer.set_experimental_options({rewrite: detect.precision == other})
     with contextlib.suppress(RuntimeError):  # TensorFlow has started already

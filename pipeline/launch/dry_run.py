@@ -106,7 +106,8 @@ def model_lines(detector: Detector | None, config: Config) -> Iterator[str]:
     height, width = model.metadata.input_hw
     size = "images at their own size" if model.metadata.resize == "none" else f"{width}x{height} {model.metadata.resize}"
     yield f"model    {model.metadata.name} {model.version}, {size}, {len(model.metadata.class_names)} classes"
-    yield f"batches  {', '.join(map(str, detector.batch_sizes))} at {config.detect.precision} on {config.detect.engine}"
+    engine = model.engine_name or config.detect.engine
+    yield f"batches  {', '.join(map(str, detector.batch_sizes))} at {config.detect.precision} on {engine}"
     yield from (f"note     {note}" for note in model.notes)
 
 

@@ -34,12 +34,11 @@ from models import digits
 from models.darknet.network import parse_network
 from models.import_darknet import import_darknet
 from pipeline.config import DetectConfig, ModelConfig, load_config
-from pipeline.config.setting import ENGINES
+from pipeline.config.engines import ENGINES, SERVER
 from pipeline.detect import tensorflow_setup
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.engine import FunctionEngine, OutOfMemory
 from pipeline.detect.load_model import load
-from pipeline.detect.server_protocols import PROTOCOLS
 from pipeline.errors import UserError
 from pipeline.feed.fit import ModelInput, fit
 from pipeline.limits import available_cpus
@@ -244,7 +243,7 @@ def speeds(machine: Machine, trials: Sequence[Trial]) -> list[list[str]]:
     rows = []
     for trial in trials:
         installed = importlib.util.find_spec(trial.engine)
-        missing = "needs a server" if trial.engine in PROTOCOLS else "" if installed else "is not installed"
+        missing = "needs a server" if SERVER in ENGINES[trial.engine].files else "" if installed else "is not installed"
         images = machine.count // 4 if trial.model.title == LARGE else machine.count  # a quarter of them takes as long
         found = f"skipped: {missing}" if missing else _attempt(_speed, machine._replace(count=images), trial)
         figures = [found, *[""] * 4] if isinstance(found, str) else found
@@ -306,7 +305,7 @@ def main() -> None:
     onnx = args.onnx or Path(write_yolo(BENCH / "toy.onnx"))
     device, best = ("gpu", "float16") if names else ("cpu", "bfloat16")
     of_engine = {"onnxruntime": Model(onnx.stem, str(onnx))}
-    trials = [Trial(of_engine.get(each, model), each, "cpu" if each == "openvino" else device) for each in ENGINES]
+    trials = [Trial(of_engine.get(each, model), each, device if "gpu" in ENGINES[each].precisions else "cpu") for each in ENGINES]
     large = [in_child(_yolov4, args.cfg, args.weights)] if args.cfg else []
     trials += [Trial(one, "tensorflow", device, precision) for one in large for precision in ("float32", best)]
     trials.append(Trial(model, "tensorflow", device, best))

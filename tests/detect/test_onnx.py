@@ -101,3 +101,11 @@ def test_a_gpu_that_onnx_runtime_does_not_use_is_refused(tmp_path):
     """ONNX Runtime itself would go on with the CPU."""
     with pytest.raises(ModelError, match="may use 0 GPUs; install onnxruntime-gpu"):
         found_in(write_yolo(tmp_path / "toy.onnx"), engine="onnxruntime", device="gpu")
+
+
+def test_an_engine_that_does_not_run_such_files_is_refused_and_the_others_are_named(tmp_path):
+    """TensorFlow was the default, so that OpenVINO ran instead of it even where it was asked for."""
+    with pytest.raises(ModelError, match=r"^engine tensorflow: expected SavedModel, got ONNX file; use --engine openvino or onn"):
+        found_in(write_yolo(tmp_path / "toy.onnx"), engine="tensorflow")
+    with pytest.raises(ModelError, match=r"^engine onnxruntime: expected ONNX file, got SavedModel; use --engine tensorflow or"):
+        detected("digits", [], DetectConfig(engine="onnxruntime"))

@@ -148,9 +148,9 @@ def test_a_missing_package_is_one_line_that_names_the_extra(bright_model, monkey
         load_detector(ModelConfig(path=bright_model), DetectConfig(engine="openvino"))
 
 
-def test_what_the_engine_does_not_have_is_one_line(toy):
-    with pytest.raises(ModelError, match=r"engine openvino: expected device auto or cpu; use --engine tensorflow"):
-        open_network(toy, DetectConfig(device="gpu"))
+def test_what_the_engine_does_not_have_is_one_line(bright_model):
+    with pytest.raises(ModelError, match=r"engine openvino: expected device auto or cpu, got gpu; use --engine tensorflow"):
+        load_detector(ModelConfig(path=bright_model), DetectConfig(engine="openvino", device="gpu"))
 
 
 @pytest.fixture(scope="module")

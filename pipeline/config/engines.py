@@ -1,0 +1,139 @@
+"""The engines, each with what it can do: loading, `tune`, `doctor`, the help and the pages ask this table."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+
+AUTO = "auto"
+SAVED_MODEL, ONNX, SERVER = "SavedModel", "ONNX file", "model on a server"
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineKind:
+    """What an engine runs, and on what.
+
+    Attributes:
+      opener: The function that opens a model, as `package.module:function`; `pipeline.detect.engine.OpenModel` is its type.
+      files: Kinds of models.
+      precisions: By device, `cpu` or `gpu`; a server chooses both itself, and has float32 under an empty name.
+      package: The package that it needs.
+      extra: The extra of this project that installs it; empty where it always is.
+      on_gpu: What to install for a GPU instead; empty for nothing.
+      batches: Whether it gains from several images a call.
+    """
+
+    opener: str
+    files: tuple[str, ...]
+    precisions: Mapping[str, tuple[str, ...]]
+    package: str
+    extra: str = ""
+    on_gpu: str = ""
+    batches: bool = True
+
+    @property
+    def installed(self) -> bool:
+        """Whether its package is there."""
+        return importlib.util.find_spec(self.package) is not None
+
+    @property
+    def all_precisions(self) -> tuple[str, ...]:
+        """Of all devices."""
+        return tuple(dict.fromkeys(each for of_device in self.precisions.values() for each in of_device))
+
+    def has_device(self, device: str) -> bool:
+        """Whether it runs on the device of the settings: `auto`, `cpu`, `gpu` or `gpu:<number>`."""
+        return device == AUTO or "" in self.precisions or device.partition(":")[0] in self.precisions
+
+    def precisions_on(self, *, gpu: bool) -> tuple[str, ...]:
+        """On the device that it takes on a machine with or without a GPU."""
+        return self.precisions.get("gpu" if gpu and "gpu" in self.precisions else "cpu", ())
+
+
+ENGINES = {  # in the order in which `auto` and `tune` try them; a new engine is a row here and a module
+    "tensorflow": EngineKind(
+        "pipeline.detect.tensorflow_engine:open_model",
+        (SAVED_MODEL,),
+        {"cpu": ("float32", "bfloat16"), "gpu": ("float32", "float16")},
+        "tensorflow",
+        on_gpu="tensorflow[and-cuda]",
+    ),
+    "openvino": EngineKind(
+        "pipeline.detect.openvino_engine:open_model",
+        (SAVED_MODEL, ONNX),
+        {"cpu": ("float32", "bfloat16", "int8")},
+        "openvino",
+        "openvino",
+        batches=False,
+    ),
+    "onnxruntime": EngineKind(
+        "pipeline.detect.onnxruntime_engine:open_model",
+        (ONNX,),
+        {"cpu": ("float32",), "gpu": ("float32",)},
+        "onnxruntime",
+        "onnxruntime",
+        on_gpu="onnxruntime-gpu[cuda,cudnn]",
+    ),
+    "triton": EngineKind("pipeline.detect.remote_engine:open_model", (SERVER,), {"": ("float32",)}, "tritonclient", "triton"),
+    "tf-serving": EngineKind("pipeline.detect.remote_engine:open_model", (SERVER,), {"": ("float32",)}, "tensorflow_serving"),
+}
+
+
+def engines_for(files: str, device: str = AUTO, precision: str = "") -> list[str]:
+    """Engines that run such a model on such a device, at this precision if one is named."""
+    fitting = [name for name, kind in ENGINES.items() if files in kind.files and kind.has_device(device)]
+    return [name for name in fitting if not precision or precision in ENGINES[name].all_precisions]
+
+
+def choose_engine(files: str, device: str, precision: str, *, gpu: bool) -> str:
+    """The engine that `auto` means: the first one that fits, and is installed; on a GPU one that uses it.
+
+    Args:
+      files: Kind of the model.
+      device: Of the settings.
+      precision: Of the settings.
+      gpu: Whether the machine has a GPU that the settings allow.
+    """
+    fitting = engines_for(files, device, precision) or engines_for(files, device) or engines_for(files)
+    if gpu:
+        fitting.sort(key=lambda name: "gpu" not in ENGINES[name].precisions)
+    return next((name for name in fitting if ENGINES[name].installed), fitting[0])
+
+
+def misfit(engine: str, files: str, device: str, precision: str) -> str:
+    """Why an engine does not run such a model with such settings, and what to use; empty if it does, or is one of one's own."""
+    kind = ENGINES.get(engine)
+    if not kind:
+        return ""
+    others = _named([name for name in engines_for(files, device, precision) if name != engine])
+    if files not in kind.files:
+        return f"engine {engine}: expected {' or '.join(kind.files)}, got {files}; {others or 'leave out --engine'}"
+    if not kind.has_device(device):
+        expected = f"expected device auto or {' or '.join(kind.precisions)}, got {device}"
+        return f"engine {engine}: {expected}{others and f'; {others}'}"
+    if precision not in kind.all_precisions:
+        where = "; a server has a precision of its own, leave out --precision" if files == SERVER else others and f"; {others}"
+        return f"precision {precision}: engine {engine} has {', '.join(kind.all_precisions)}{where}"
+    return ""
+
+
+def _named(engines: Sequence[str]) -> str:
+    return f"use --engine {' or '.join(engines)}" if engines else ""
+
+
+def engine_lines() -> Iterator[tuple[str, str]]:
+    """Each engine's name, and in words what it can do."""
+    for name, kind in ENGINES.items():
+        devices = [f"{device.upper()} ({', '.join(precisions)})" for device, precisions in kind.precisions.items() if device]
+        yield name, f"{' and '.join(kind.files)}{': ' if devices else ''}{', '.join(devices)}"
+
+
+def engine_help() -> str:
+    """The help of the setting `engine`."""
+    named = "; ".join(f"{name} runs {what}" for name, what in engine_lines())
+    extras = ", ".join(name for name, kind in ENGINES.items() if kind.extra)
+    return (
+        "what runs the model; auto: tensorflow for a SavedModel, for an ONNX file openvino on a CPU and onnxruntime on a GPU; "
+        f"{named}; or package.module:function; {extras} need the extra of their name"
+    )
