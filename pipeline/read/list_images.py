@@ -7,6 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from pipeline.errors import InputError
@@ -16,11 +17,12 @@ from pipeline.read.manifests import is_manifest, read_manifest
 from pipeline.read.names import file_of, is_of_macos, kind_of, names_image
 from pipeline.records import DeadLetter, ImageRef
 from pipeline.results.layout import kind_of_rows, own_files
-from pipeline.storage.globs import has_wildcard, real_path
+from pipeline.storage.globs import fixed_beginning, has_wildcard, real_path
 from pipeline.storage.listing import MAX_PARALLEL, Location, divided, files_in, files_in_all, location_of
 from pipeline.storage.store import RETRY_SECONDS, FoundFile, retried
 from pipeline.storage.stores import store_of
 from pipeline.storage.waiting import waiting_for
+from pipeline.storage.web import is_web
 
 OWN = "this program's own"  # the kind of files that this program wrote
 _LINK_BACK = "link to a folder above"
@@ -65,6 +67,26 @@ def folders_of(patterns: Iterable[str]) -> tuple[str, ...]:
         if not os.path.isfile(pattern) and (has_wildcard(pattern) or not is_manifest(pattern))
     )
     return tuple(dict.fromkeys(folders))
+
+
+def are_disjoint(patterns: Iterable[str], *, remote: bool) -> bool:
+    """Whether no image is named by two inputs, or by two parts of their listing, so that no doubles need be dropped.
+
+    Args:
+      patterns: The inputs.
+      remote: Whether several processes list. Then links on a disk may lead two of them to one file.
+
+    Raises:
+      InputError: An input names nothing that can be read.
+    """
+    patterns = list(patterns)
+    if any(map(is_manifest, patterns)):
+        return False
+    places = [location_of(pattern) for pattern in patterns]
+    if any((is_web(place.folder) and len(places) > 1) or (remote and "://" not in place.folder) for place in places):
+        return False
+    beginnings = sorted(place.folder + fixed_beginning("/".join(place.parts)) for place in places)
+    return not any(later.startswith(earlier) for earlier, later in pairwise(beginnings))
 
 
 def folders_in_manifests(patterns: Iterable[str]) -> set[str]:

@@ -24,7 +24,7 @@ from pipeline.failures import FOR_GOOD
 from pipeline.read.containers import MAX_MEGAPIXELS, archive_of, images_in, reading
 from pipeline.read.dead_letter_replay import DeadLetterReplay, are_letters
 from pipeline.read.done_rows import FAILED, NEW, DoneRows
-from pipeline.read.list_images import Piece, folders_of, list_pieces, pieces_of
+from pipeline.read.list_images import Piece, are_disjoint, folders_of, list_pieces, pieces_of
 from pipeline.read.names import file_of, is_container, kind_of
 from pipeline.records import DeadLetter, EncodedImage, Image, ImageRef, identity_hash, name_bytes, name_of
 from pipeline.results.contents import Contents, container_key, write_contents
@@ -96,27 +96,36 @@ class ReadImages(beam.PTransform):
         super().__init__()
 
     def expand(self, begin: beam.pvalue.PBegin) -> ReadOutputs:
-        """Wires listing, dropping of doubles, and opening, in one line: a Flatten would make the runner keep all images."""
-        find = beam.FlatMap(_find_folders, self.inputs, self.again.output if self.again else "")
+        """Wires listing, dropping of doubles, and opening, in one line: a Flatten would make the runner keep all images.
+
+        Where no image can be named twice, there is no shuffle of names, and images leave while the listing goes on.
+        """
+        disjoint = not self.again and are_disjoint(self.inputs, remote=self.rebalance)
+        at_once = None if disjoint and not self.rebalance else MAX_PARALLEL  # what links lead to is known within a group
+        find = beam.FlatMap(_find_folders, self.inputs, self.again.output if self.again else "", at_once)
         pieces = begin | "Start" >> beam.Impulse() | "FindFolders" >> find
         spread = pieces | "SpreadFolders" >> beam.Reshuffle()
         source = dataclasses.replace(self, allowed=(*self.allowed, *folders_of(self.inputs)))
-        listed = spread | "ListImages" >> beam.ParDo(_ListImages(source)).with_outputs("dead", "counted", main="refs")
-        gathered = listed.refs | "GatherDoubles" >> beam.GroupByKey()
-        distinct = gathered | "DropDoubles" >> beam.ParDo(_DropDoubles(source)).with_outputs("counted", main="groups")
-        groups = distinct.groups | "SpreadImages" >> beam.Reshuffle() if self.rebalance else distinct.groups
+        listing = _ListGroups(source) if disjoint else _ListImages(source)
+        listed = spread | "ListImages" >> beam.ParDo(listing).with_outputs("dead", "counted", main="refs")
+        groups, counted = listed.refs, [listed.counted]
+        if not disjoint:
+            gathered = listed.refs | "GatherDoubles" >> beam.GroupByKey()
+            distinct = gathered | "DropDoubles" >> beam.ParDo(_DropDoubles(source)).with_outputs("counted", main="groups")
+            groups, counted = distinct.groups, [listed.counted, distinct.counted]
+        groups = groups | "SpreadImages" >> beam.Reshuffle() if self.rebalance else groups
         opened = groups | "OpenContainers" >> beam.ParDo(_OpenContainers(source)).with_outputs("dead", "counted", main="images")
         return ReadOutputs(
             opened.images,
             (listed.dead, opened.dead) | "AllUnread" >> beam.Flatten(),
-            (listed.counted, distinct.counted, opened.counted) | "AllCounted" >> beam.Flatten(),
+            (*counted, opened.counted) | "AllCounted" >> beam.Flatten(),
         )
 
 
-def _find_folders(_start: bytes, patterns: Sequence[str], output: str) -> Iterator[list[Piece | bytes]]:
+def _find_folders(_start: bytes, patterns: Sequence[str], output: str, at_once: int | None) -> Iterator[list[Piece | bytes]]:
     """Places to list, and a results folder whose dead letters are replayed, in groups that one worker reads side by side."""
     pieces: Iterator[Piece | bytes] = chain(pieces_of(patterns), [name_bytes(output)] if output else [])
-    while group := list(islice(pieces, MAX_PARALLEL)):
+    while group := list(islice(pieces, at_once)):
         yield group
 
 
@@ -188,7 +197,9 @@ class _ListImages(_Counting):
 
     def _new(self, found: Iterator[_Found]) -> Iterator[_Found]:
         """Those of files, images or dead letters that are not done; the others are counted."""
-        while some := list(islice(found, _AT_ONCE)):
+        at_once = _GROUP_IMAGES  # the first ones, so that detecting begins
+        while some := list(islice(found, at_once)):
+            at_once = _AT_ONCE
             PROCESS.check_stopped()
             if not self._source.done:
                 yield from some
@@ -197,6 +208,25 @@ class _ListImages(_Counting):
             self._count(int((outcomes != NEW).sum()))
             self._skip_done(outcomes)
             yield from compress(some, outcomes == NEW)
+
+
+class _ListGroups(_ListImages):
+    """The same where no image can be named twice: its groups, as those of `_DropDoubles`, leave at once."""
+
+    def process(self, group: Sequence[Piece | bytes]) -> Iterator[Any]:
+        files: list[_Listed] = []
+        for found in super().process(group):
+            if isinstance(found, beam.pvalue.TaggedOutput):
+                yield found
+            elif _holds_images(name_of(found[1][-1])):
+                yield [found[1]]
+            else:
+                files.append(found[1])
+            if len(files) == _GROUP_IMAGES:
+                yield files
+                files = []
+        if files:
+            yield files
 
 
 class _DropDoubles(_Counting):

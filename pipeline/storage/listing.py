@@ -228,28 +228,54 @@ def divided(locations: Iterable[Location], wanted: int) -> list[Location]:
     return [*whole, *rest]
 
 
-def files_in(location: Location, seen: dict[tuple[str, str], Location] | None = None) -> Iterator[FoundFile]:
-    """All files that match in a location.
+class Linked:
+    """What links have led several listings to; thread-safe, shared by those that run in parallel.
+
+    Args:
+      locations: All that is listed.
+    """
+
+    def __init__(self, locations: Iterable[Location]):
+        self._places = {(place.folder, place.parts, place.hidden): place for place in locations}.values()
+        self._folders: dict[tuple[str, str], Location] = {}
+        self._files: dict[int, FoundFile] = {}
+
+    def is_new_folder(self, location: Location) -> bool:
+        """Whether a location is to be listed: no link led there, or this is the first one."""
+        return not location.way or self._folders.setdefault(location.identity, location) is location
+
+    def is_new_file(self, file: FoundFile, location: Location) -> bool:
+        """Whether a file of a location counts: no link led there, or it is found no other way."""
+        if not location.way:
+            return True
+        if any(file.path.startswith(place.folder) and place.matches(file.path[len(place.folder) :]) for place in self._places):
+            return False
+        return self._files.setdefault(hash(file.path), file) is file
+
+
+def files_in(location: Location, linked: Linked | None = None) -> Iterator[FoundFile]:
+    """All files that match in a location, each once, whichever links lead to it.
 
     Args:
       location: Where to look.
-      seen: The locations that links led to, which are listed once; shared by listings that run in parallel.
+      linked: What links have led other listings to.
 
     Raises:
       InputError: It cannot be listed.
       AwayError: Its store does not answer.
     """
-    seen = {} if seen is None else seen
-    listings: list[Iterator[FoundFile | Location]] = [iter([location])]
+    linked = linked or Linked([location])
+    listings: list[tuple[Location, Iterator[FoundFile | Location]]] = [(location, iter([location]))]
     with _listed(location):
         while listings:
-            found = next(listings[-1], None)
+            found = next(listings[-1][1], None)
             if found is None:
                 listings.pop()
             elif isinstance(found, FoundFile):
-                yield found
-            elif not found.way or seen.setdefault(found.identity, found) is found:
-                listings.append(found.entries())
+                if linked.is_new_file(found, listings[-1][0]):
+                    yield found
+            elif linked.is_new_folder(found):
+                listings.append((found, found.entries()))
 
 
 def files_in_all(locations: Iterable[Location]) -> Iterator[FoundFile]:
@@ -259,8 +285,9 @@ def files_in_all(locations: Iterable[Location]) -> Iterator[FoundFile]:
       InputError: A location cannot be listed.
       AwayError: Its store does not answer.
     """
-    seen: dict[tuple[str, str], Location] = {}
-    waiting = (files_in(location, seen) for location in locations)
+    locations = list(locations)
+    linked = Linked(locations)
+    waiting = (files_in(location, linked) for location in locations)
     running: dict[Future[list[FoundFile]], Iterator[FoundFile]] = {}
     with ThreadPoolExecutor(MAX_PARALLEL, "list-files") as pool:
 

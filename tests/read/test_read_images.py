@@ -8,6 +8,7 @@ import zlib
 
 import apache_beam as beam
 import pytest
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from pipeline.config import ReadConfig
 from pipeline.read import done_rows
@@ -192,6 +193,28 @@ def _note_open(event, arguments):
 
 
 sys.addaudithook(_note_open)
+SCANNED: list[list[str]] = []
+
+
+def _note_scan(event, arguments):
+    if event == "os.scandir" and SCANNED:
+        SCANNED[-1].append(arguments[0])
+
+
+sys.addaudithook(_note_scan)
+
+
+def folders_scanned(_image):
+    """How many folders this process has listed; of this module, so that Beam pickles it by name."""
+    return len(SCANNED[-1])
+
+
+@pytest.fixture
+def scanned():
+    """The folders that this process has listed."""
+    SCANNED.append([])
+    yield SCANNED[-1]
+    SCANNED.pop()
 
 
 @pytest.fixture
@@ -267,3 +290,60 @@ def test_members_that_are_named_singly_are_read_in_one_pass_of_their_archive(tmp
     assert sorted(image.ref.uri for image in got["images"]) == sorted(f"{tmp_path}/a.tar#{name}" for name in names)
     assert [(letter.ref.uri, letter.reason) for letter in got["dead"]] == [(f"{tmp_path}/a.tar#gone.jpg", "not_found")]
     assert opened.count(f"{tmp_path}/a.tar") == 2, "Python's open with an opener is two events"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "shuffled"),
+    [
+        (["in"], False),
+        (["in/*.jpg", "other/**"], False),
+        (["in/2026-01*", "in/2026-02*"], False),
+        (["gs://b/2026/11/01/**", "gs://b/2026/11/02/**"], False),
+        (["in", "in/deep"], True),
+        (["in/a.jpg", "in/a.jpg"], True),
+        (["in/*.jpg", "in/a*"], True),
+        (["gs://b/2026/11/1**", "gs://b/2026/11/10/**"], True),
+        (["m.txt"], True),
+        (["https://h/a?token=1", "https://h/a?token=2"], True),
+    ],
+)
+def test_names_are_shuffled_only_where_two_inputs_may_name_one_image(tree, inputs, shuffled):
+    def labels(**remote):
+        pipeline = beam.Pipeline(runner=FnApiRunner())
+        _ = pipeline | "Read" >> ReadImages(inputs, **remote)
+        return {label.partition("/")[2] for label in pipeline.applied_labels}
+
+    (tree / "m.txt").touch()
+    assert ("GatherDoubles" in labels(rebalance=False)) is shuffled
+    assert ("GatherDoubles" in labels(rebalance=True)) is (shuffled or not inputs[0].startswith("gs://")), (
+        "links may lead anywhere"
+    )
+
+
+def test_the_first_image_comes_while_the_listing_goes_on(tmp_path, scanned):
+    for n in range(400):
+        (tmp_path / "in" / f"{n:03d}").mkdir(parents=True)
+        (tmp_path / "in" / f"{n:03d}" / "a.jpg").touch()
+    scanned.clear()
+
+    def build(pipeline):
+        images = (pipeline | ReadImages([f"{tmp_path}/in"], rebalance=False)).images
+        return {"before": images | beam.Map(folders_scanned)}
+
+    before = run(build)["before"]
+    assert len(before) == 400
+    assert min(before) < 200 < len(scanned)
+
+
+@pytest.mark.parametrize("pattern", ["in", "in/**/*.jpg", "in/*/*.jpg"])
+def test_a_file_that_several_links_lead_to_is_read_once_without_a_shuffle(tmp_path, pattern):
+    for name in ("in/a/1.jpg", "elsewhere/2.jpg", "second/3.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for link, target in (("in/b", "a"), ("in/c", "../elsewhere"), ("in/d", "../elsewhere"), ("in/e", "../second")):
+        (tmp_path / link).symlink_to(target)
+    inputs = [f"{tmp_path}/{pattern}", f"{tmp_path}/second"]
+    found = run(lambda pipeline: (pipeline | ReadImages(inputs, rebalance=False))._asdict())["images"]
+    assert sorted(ref.uri for ref in found) == [
+        f"{tmp_path}/{name}" for name in ("elsewhere/2.jpg", "in/a/1.jpg", "second/3.jpg")
+    ]
