@@ -37,7 +37,7 @@ class Measured:
     notice_bytes: float = 1500.0  # a notification of Cloud Storage, by its documentation
     class_b_an_image: float = 1.0  # reads of an image: its content, with which its generation comes
     class_b_unlisted: float = 1.0  # one more for an image that a message names, whose size no listing has given
-    class_a_a_shard: float = 2.0  # a shard is written and renamed; half of that in a job of one process
+    class_a_a_shard: float = 1.0  # a shard is written
     listed_at_once: float = 1000.0  # images in one listing operation (Cloud Storage's page)
 
 

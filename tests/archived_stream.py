@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from msgspec.structs import replace
 
 from pipeline.records import DeadLetter, DetectedImage, ImageRef
+from pipeline.results.run import Run
 from pipeline.stream.archive import Archive, RowWriter
 from pipeline.stream.threads import RunThreads
 from tests.clock import Clock
@@ -33,13 +34,14 @@ class ArchivedStream:
     Args:
       folder: The results folder.
       end_hold: What ends the holds of messages.
+      run: Names its run.
     """
 
-    def __init__(self, folder: str, end_hold: Callable[[Sequence[str]], object]):
+    def __init__(self, folder: str, end_hold: Callable[[Sequence[str]], object], run: str = "0a1b"):
         self.clock, self.threads, self.held = Clock(), RunThreads(), Counter[str]()
         self.folder = folder
         subscriber = SimpleNamespace(hold=self.held.update, end_hold=end_hold)
-        self.archive = Archive(RowWriter(folder, "0a1b", VERSION), 10.0, self.threads, subscriber, self.clock)
+        self.archive = Archive(RowWriter(Run(folder, run), VERSION), 10.0, self.threads, subscriber, self.clock)
 
     def add(self, *names: str, message: str = "") -> None:
         """Adds the records of a bundle, each of a message of its own or all of one."""

@@ -17,7 +17,7 @@ from pipeline.stream.clients import Publishing
 from pipeline.stream.subscriber import Subscriber
 
 MOMENTS = {
-    "durable": (archive, "write_shard"),
+    "durable": (archive, "add_rows"),
     "published": (Publishing, "wait"),
     "acknowledged": (Subscriber, "acknowledge"),
     "the hundredth member": (members, "_of_message"),

@@ -246,7 +246,7 @@ class WriteConfig:
     """The outputs besides rows, summary and report."""
 
     shard_seconds: Duration = declare(
-        30.0, "most seconds of rows in one file, in a stream at most 10; a killed job of one process repeats at most these"
+        30.0, "most seconds of rows in one file, in a stream at most 10; a killed job repeats at most these"
     )
     export: ListOf[ExportFormat] = declare(  # type: ignore[valid-type]
         (), "at the end, export the results in these formats too, as detect-objects export does at any time", applies="batch"

@@ -33,9 +33,9 @@ from pipeline.read.names import is_container
 from pipeline.read.read_images import ReadImages
 from pipeline.records import DeadLetter, ImageRef, row_bytes
 from pipeline.results.completion import RowVersion
-from pipeline.results.layout import check_output, check_reports, check_results, time_in_name
+from pipeline.results.layout import check_output, check_reports, check_results
 from pipeline.results.lock import locked, since
-from pipeline.results.reader import list_shards
+from pipeline.results.reader import ResultsFolder, undisturbed
 from pipeline.results.run import Run
 from pipeline.results.wanted import Wanted
 from pipeline.stats.job_stats import JobStats
@@ -144,9 +144,14 @@ def run(job: Job) -> int:
 
 def _is_stalled(output: str, holder: str) -> bool:
     """Whether the holder of a lock has held it, and written no row, for hours: each night would skip its work for it."""
-    run, began = holder.partition(",")[0].removeprefix("run "), time_in_name(min(since(holder), time.time()))
-    written = max([began, *(shard.written_at for shard in list_shards(output) if shard.run == run)])
-    return written < time_in_name(time.time() - _STALLED_SECONDS)
+    wanted, began = Wanted(run=holder.partition(",")[0].removeprefix("run ")), min(since(holder), time.time())
+
+    def newest() -> float:
+        tables = ResultsFolder(output, may_hold=wanted.may_be_in).tables([*wanted.columns, "made_at"])
+        times = (rows["made_at"].cast("int64").to_numpy()[wanted.among(rows, shard.kind)] for shard, rows in tables)
+        return max([began, *(float(made_at.max(initial=0)) / 1e6 for made_at in times)])
+
+    return undisturbed(newest) < time.time() - _STALLED_SECONDS
 
 
 def _done(config: Config, version: RowVersion, run: str = "") -> DoneRows | None:
@@ -182,7 +187,7 @@ def _run_to_end(job: Job, run: Run, model: tuple[str, str]) -> int:
     check_reports(config.output)
     # Where rows count as done, perhaps no image is new, and so the first new one loads the model.
     lazily = done is not None and (not job.in_process or done.total > 0)
-    with run.opened():
+    with run.opened(outlives=not job.in_process):
         facts, of_model = _run_graph(job, run, source, sink, lazily=lazily)
         stats = read_stats(run)
         stats.take_model(of_model)

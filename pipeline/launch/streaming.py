@@ -86,7 +86,7 @@ def run(job: Job) -> int:
     this_run = Run.new(results)
     bind_run_id(this_run.name)
     settings = _settings(job, this_run)
-    with stopped_by_signals(), this_run.opened(), PROCESS.counting() as counted:
+    with stopped_by_signals(), this_run.opened(outlives=not runner.in_process), PROCESS.counting() as counted:
         with opened(settings) as stream, runner.served(job.options), contextlib.ExitStack() as shown:
             reports = WorkerReports(this_run, graph.samples_kept(config), streaming=True)
             stats = functools.partial(PROCESS.stats_of, counted) if job.in_process else reports.now
@@ -129,6 +129,7 @@ def _settings(job: Job, run: Run) -> RunSettings:
         job.config,
         in_process=job.runner.in_process,
         results=results_folder(job.config),
+        began=run.began,
         version=RowVersion.of(job.config.as_dict(), model_known(job)),
         finalizes_early=job.runner.finalizes_early,
         worker_context=None if job.runner.in_process else graph.worker_context(job.config, run),

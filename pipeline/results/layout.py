@@ -1,7 +1,7 @@
 """The layout of the results folder: which file lies where, and which names are this program's.
 
-    detections/20261121T020000Z-<run>-<uuid>.parquet      rows of detected images (see `shards`)
-    dead_letters/20261121T020000Z-<run>-<uuid>.parquet    rows of images and messages that failed
+    detections/20261121T020000Z-<run>-<hash>.parquet      rows of detected images (see `shards`)
+    dead_letters/20261121T020000Z-<run>-<hash>.parquet    rows of images and messages that failed
     containers/20261121T020000Z-<run>-<uuid>.contents     what archives, videos and TFRecord files hold (see `contents`)
     runs/<run>/                                           reports of a run: summary.json, report.html, samples/
     summary.json  report.html  samples/                   copies of the newest run's

@@ -7,6 +7,7 @@ runs/<run>/         summary.json, report.html, samples/: a run that has a summar
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import shutil
 import time
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pipeline.results.layout import RUNS
-from pipeline.storage.files import UNFINISHED, delete_files, exists, write_file
+from pipeline.storage.files import UNFINISHED, delete_files, exists, is_own_file, write_file
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.listing import files_of
 
@@ -29,15 +30,17 @@ class Run(NamedTuple):
     Attributes:
       output: The results folder, local or on object storage.
       name: The run's name.
+      began: When it began, in seconds since the epoch; in the names of its shards.
     """
 
     output: str
     name: str
+    began: float = 0.0
 
     @staticmethod
     def new(output: str) -> Run:
         """A run with a name of its own, of which nothing is written yet."""
-        return Run(output, uuid.uuid4().hex[:12])
+        return Run(output, uuid.uuid4().hex[:12], time.time())
 
     @property
     def folder(self) -> str:
@@ -54,14 +57,24 @@ class Run(NamedTuple):
         return exists(f"{self.folder}/{_OPEN}")
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
-        """Makes the run's folder, and removes it at the end, however the run ends."""
+    def opened(self, *, outlives: bool = False) -> Iterator[None]:
+        """Makes the run's folder, and removes it at the end.
+
+        Args:
+          outlives: Whether the job may go on where its launcher fails: its workers need the folder, which goes a day later.
+        """
         write_file(f"{self.folder}/{_OPEN}", b"")
         try:
             yield
-        finally:
-            with contextlib.suppress(Exception):  # the first error counts; the folder is removed once it is abandoned
-                self.remove()
+        except BaseException:
+            if not outlives:
+                self._remove_if_possible()
+            raise
+        self._remove_if_possible()
+
+    def _remove_if_possible(self) -> None:
+        with contextlib.suppress(Exception):  # the folder is removed once it is abandoned
+            self.remove()
 
     def remove(self) -> None:
         """Removes the run's folder."""
@@ -72,9 +85,9 @@ class Run(NamedTuple):
 
 
 def remove_abandoned(output: str) -> None:
-    """Removes the folders of unfinished files in which nothing has changed for a day: their runs were killed.
+    """Removes unfinished files, and folders of them in which nothing has changed for a day: their runs were killed.
 
-    A run that wakes up later does not find its staged files; its bundles fail, and nothing is lost.
+    A run that wakes up later does not find the shard that it was writing; its bundle fails, and nothing is lost.
     """
     from apache_beam.io.filesystems import FileSystems
 
@@ -84,6 +97,11 @@ def remove_abandoned(output: str) -> None:
         for entry in match.metadata_list:
             name = entry.path[len(output) + 1 :].partition("/")[0].removeprefix(UNFINISHED)
             written[name] = max(written.get(name, 0.0), entry.last_updated_in_seconds)
+    for path in glob.iglob(f"{glob.escape(output)}/*/{UNFINISHED}*"):  # shards without their names; objects have theirs at once
+        with contextlib.suppress(FileNotFoundError):
+            is_ours = is_own_file(path) and not os.path.islink(os.path.dirname(path))
+            if is_ours and time.time() - os.path.getmtime(path) > ABANDONED_SECONDS:
+                os.remove(path)
     for name, last in written.items():
         if time.time() - last > ABANDONED_SECONDS and not os.path.islink(Run(output, name).folder):
             Run(output, name).remove()

@@ -1,24 +1,28 @@
 """Shards: self-describing Parquet files of rows, each with a name that no other file ever has.
 
-A shard (see `layout` for its name) is written under another name, synced and renamed once; on Cloud Storage it is written with
-`ifGenerationMatch=0`. It is never overwritten. Only compaction deletes shards. `reader` reads them.
+A shard (see `layout` for its name) has its name as soon as its rows are there, on every runner: on a disk it is written under
+another name, synced and renamed; on Cloud Storage it is written with `ifGenerationMatch=0`. It is never overwritten. Only
+compaction deletes shards. `reader` reads them.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import posixpath
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import OutputError
+from pipeline.records import name_bytes
 from pipeline.results.layout import ROWS, time_in_name
 from pipeline.results.run import Run
-from pipeline.storage.files import create, exists, folders_of, move_files, sync, write_file
+from pipeline.storage.files import add_file, folders_of, is_own_file, read_file, sync
 
 _MARK = ".damaged-"  # begins the names of marks of damaged shards
 COMPACTED = "compact"  # the run in the names of merged shards
@@ -34,7 +38,8 @@ class Shard(NamedTuple):
       kind: `detections` or `dead_letters`.
       size_bytes: Its size.
       run: The run that wrote it; `compact` for a merged one.
-      written_at: The time in its name, as `20261121T020000Z`.
+      written_at: The time in its name, as `20261121T020000Z`: the start of its run, before which none of its rows was made; of
+        a merged one when it was written.
       generation: Its generation; empty if unknown.
     """
 
@@ -72,7 +77,7 @@ def is_mark(path: str) -> bool:
 
 
 def write_shard(output: str, kind: str, table: pa.Table, run: str) -> str:
-    """Writes a shard and gives it its name; durable when it returns.
+    """Writes a shard under a name that no other file has; durable when it returns.
 
     Args:
       output: The results folder.
@@ -83,29 +88,52 @@ def write_shard(output: str, kind: str, table: pa.Table, run: str) -> str:
     Returns:
       Its path.
     """
-    path = f"{output}/{kind}/{_new_name(run)}"
-    write_file(path, parquet_bytes(table), Run(output, run).folder, replace=False)
+    path = f"{output}/{kind}/{time_in_name(time.time())}-{run}-{uuid.uuid4().hex}.parquet"
+    if not add_file(path, parquet_bytes(table)):
+        raise FileExistsError(f"{path} is there already, with other content")
     return path
 
 
-def stage_shard(output: str, kind: str, table: pa.Table, run: str) -> dict[str, str]:
-    """Writes a shard for runners that may run a bundle again: its staged file and its final name."""
-    name, staging = _new_name(run), Run(output, run).folder
-    with create(f"{staging}/{name}") as file:
-        file.write(parquet_bytes(table))
-    return {f"{staging}/{name}": f"{output}/{kind}/{name}"}
+def add_rows(run: Run, kind: str, table: pa.Table, asked_by: Sequence[str] = ()) -> str:
+    """Adds rows of a run as a shard, once, however often a runner repeats the bundle that made them; durable when it returns.
+
+    The name holds the run's start, the run, and a hash of the rows' keys. If a file has it already, that is an earlier attempt's,
+    whose answer was lost or whose bundle failed, if it is read and has the same keys. Any other file is left alone, and the shard
+    gets another name. An attempt that had cut its bundle differently has other names; of its rows the newest count.
+
+    Args:
+      run: The run.
+      kind: `detections` or `dead_letters`.
+      table: Its rows, at least one.
+      asked_by: The messages that asked for the rows of a stream, which may ask for one image again: its row is added again.
+
+    Returns:
+      The path of the shard.
+    """
+    table, keys = table.sort_by("uri"), np.sort(table["key"].to_numpy())
+    content, named = parquet_bytes(table), [keys.tobytes(), *sorted(map(name_bytes, asked_by))]
+    for attempt in itertools.count():
+        digest = hashlib.blake2b(b"\0".join([*named, b"%d" % attempt]), digest_size=16).hexdigest()
+        path = f"{run.output}/{kind}/{time_in_name(run.began)}-{run.name}-{digest}.parquet"
+        if add_file(path, content):
+            return path
+        if _has_keys(path, keys):
+            sync(folders_of([path]))  # whoever renamed it may have died before it did so
+            return path
+    raise AssertionError("unreachable")
 
 
-def publish_shard(staged: Mapping[str, str]) -> None:
-    """Gives a staged shard its name; durable when it returns. May be repeated, also by several processes at once."""
-    for path, final in staged.items():
-        try:
-            move_files({path: final}, replace=False)
-        except (FileNotFoundError, FileExistsError) as err:  # an earlier attempt has renamed it
-            if not exists(final):
-                message = f"{path} is gone and {final} is not there; was the staging folder removed?"
-                raise OutputError(f"output: {message}") from err
-            sync(folders_of([final]))  # the process that renamed it may have died before it did so
+def _has_keys(path: str, keys: np.ndarray) -> bool:
+    """Whether a file that has the name of a shard is read whole, and has rows of these sorted keys."""
+    if not is_own_file(path):
+        return False
+    content = read_file(path)
+    try:
+        # all columns: it may be damaged in others
+        found = pq.read_table(pa.BufferReader(content), page_checksum_verification=True)["key"]
+        return np.array_equal(np.sort(found.to_numpy()), keys)
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError):  # of its content, since its bytes were read
+        return False
 
 
 def parquet_bytes(table: pa.Table) -> bytes:
@@ -115,7 +143,3 @@ def parquet_bytes(table: pa.Table) -> bytes:
     pq.write_table(table, sink, compression="zstd", row_group_size=rows, write_page_checksum=True)
     content: bytes = sink.getvalue().to_pybytes()
     return content
-
-
-def _new_name(run: str) -> str:
-    return f"{time_in_name(time.time())}-{run}-{uuid.uuid4().hex}.parquet"

@@ -91,24 +91,21 @@ def delete_object(path: str, generation: str = "") -> None:
         blob_of(path).delete(if_generation_match=int(generation) if generation else None, retry=DEFAULT_RETRY)
 
 
-def move_object(path: str, new: str, *, replace: bool = True) -> None:
+def move_object(path: str, new: str) -> None:
     """Renames an object, `gs://…`; one that has the new name is replaced.
 
     Raises:
       FileNotFoundError: It is not there.
-      FileExistsError: Without `replace`, an object has the new name.
     """
-    from google.api_core.exceptions import NotFound, PreconditionFailed
+    from google.api_core.exceptions import NotFound
     from google.cloud.storage.retry import DEFAULT_RETRY
 
     blob, target = blob_of(path), blob_of(new)
     try:
         # keeps content and type; within a bucket no bytes are copied
-        blob.bucket.copy_blob(blob, target.bucket, target.name, if_generation_match=None if replace else 0, retry=DEFAULT_RETRY)
+        blob.bucket.copy_blob(blob, target.bucket, target.name, retry=DEFAULT_RETRY)
     except NotFound as err:
         raise FileNotFoundError(f"{path} does not exist") from err
-    except PreconditionFailed as err:
-        raise FileExistsError(f"{new} is there already") from err
     delete_object(path)
 
 

@@ -42,25 +42,38 @@ def create(path: str) -> Any:
     return open(path, "wb")
 
 
-def write_file(path: str, content: bytes, staging: str = "", *, replace: bool = True) -> None:
+def add_file(path: str, content: bytes) -> bool:
+    """Writes a whole new file atomically and durably; False if a file has its name, but for an object with the same content.
+
+    Of two that write the same name to a disk at the same moment, the later one replaces the other's.
+    """
+    if path.startswith(GS):
+        try:
+            write_object(path, content, replace=False)
+        except FileExistsError:
+            return False
+        return True
+    if os.path.lexists(path):
+        return False
+    write_file(path, content)
+    return True
+
+
+def write_file(path: str, content: bytes, staging: str = "") -> None:
     """Writes a whole file atomically and durably, also beside other writers of the same file.
 
     Args:
       path: Its name; a missing folder is made.
       content: All of it.
       staging: Folder on the same disk for the temporary file that a kill leaves; default: beside the file. Objects need none.
-      replace: Whether an object that has this name is replaced; a local file is.
-
-    Raises:
-      FileExistsError: Without `replace`, another object has this name.
     """
-    write_files({path: content}, staging, replace=replace)
+    write_files({path: content}, staging)
 
 
-def write_files(contents: Mapping[str, bytes], staging: str = "", *, replace: bool = True) -> None:
+def write_files(contents: Mapping[str, bytes], staging: str = "") -> None:
     """Writes several files, each as `write_file` does, with one sync for all."""
     objects, others = _divided(contents)
-    _in_parallel(lambda path: write_object(path, contents[path], replace=replace), objects)
+    _in_parallel(lambda path: write_object(path, contents[path]), objects)
     staged: dict[str, str] = {}
     for path in others:
         # not derived from the file's name, which may have the greatest possible length
@@ -143,18 +156,16 @@ def generations_of(paths: Iterable[str]) -> dict[str, str]:
     return {path: generation for path, generation in zip(paths, _in_parallel(generation_of, paths), strict=True) if generation}
 
 
-def move_files(names: Mapping[str, str], *, replace: bool = True) -> None:
+def move_files(names: Mapping[str, str]) -> None:
     """Renames files, each within its disk, and replaces files that have the new names.
 
     The files are durable before they replace anything, and their new names are durable when this returns.
 
     Args:
       names: Path -> new path.
-      replace: Whether objects that have the new names are replaced; local files are.
 
     Raises:
       FileNotFoundError: A file is not there.
-      FileExistsError: Without `replace`, an object has a new name.
     """
     objects, others = _divided(names)
     for folder in folders_of(names[path] for path in others):
@@ -164,7 +175,7 @@ def move_files(names: Mapping[str, str], *, replace: bool = True) -> None:
         os.replace(path, names[path])
     sync(folders_of(names[path] for path in others))
     for path in objects:
-        move_object(path, names[path], replace=replace)
+        move_object(path, names[path])
 
 
 def _divided(paths: Collection[str]) -> tuple[list[str], list[str]]:

@@ -16,18 +16,25 @@ import dataclasses
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import apache_beam as beam
 import pyarrow as pa
+from apache_beam.coders import VarIntCoder
+from apache_beam.transforms.timeutil import TimeDomain
+from apache_beam.transforms.userstate import BagStateSpec, ReadModifyWriteStateSpec, TimerSpec, on_timer
+from apache_beam.utils.timestamp import Timestamp
 from msgspec.structs import replace
 
+from pipeline.codec import RecordCoder
 from pipeline.records import DeadLetter, DetectedImage
 from pipeline.results.completion import UNKNOWN, RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.rows import record_bytes, rows_by_kind
-from pipeline.results.shards import write_shard
+from pipeline.results.run import Run
+from pipeline.results.shards import add_rows
 from pipeline.stats.process import PROCESS
 from pipeline.storage.store import is_transient_error
 from pipeline.stream.clients import one_line
@@ -44,24 +51,18 @@ _Record: TypeAlias = DetectedImage | DeadLetter
 
 
 class RowWriter(NamedTuple):
-    """Writes the rows of a run, made by a version of model and settings, as shards in a folder."""
+    """Writes the rows of a run, made by a version of model and settings, as shards."""
 
-    folder: str
-    run: str
+    run: Run
     version: RowVersion = UNKNOWN
 
     def tables(self, records: Sequence[_Record]) -> list[tuple[str, pa.Table]]:
         """The rows of records, one table of each kind that there is."""
-        return [*rows_by_kind(records, self.version, self.run)]
+        return [*rows_by_kind(records, self.version, self.run.name)]
 
-    def write_all(self, records: Sequence[_Record]) -> None:
-        """Writes the rows of records, as a shard of each kind that there is."""
-        for kind, table in self.tables(records):
-            self.write(kind, table)
-
-    def write(self, kind: str, table: pa.Table) -> str:
-        """Writes a table as a shard; returns its path."""
-        return write_shard(self.folder, kind, table.sort_by("uri"), self.run)
+    def write(self, records: Sequence[_Record], kind: str, table: pa.Table) -> str:
+        """Adds a table of records as a shard, once however often it is tried; returns its path."""
+        return add_rows(self.run, kind, table, [record.ref.message_id for record in records])
 
 
 @dataclasses.dataclass
@@ -153,7 +154,7 @@ class Archive:
             if window.unwritten is None:
                 window.unwritten = self._writer.tables(window.records)
             while window.unwritten:
-                self._writer.write(*window.unwritten[0])
+                self._writer.write(window.records, *window.unwritten[0])
                 del window.unwritten[0]
             PROCESS.failing.pop("archive", None)
             self._subscriber.end_hold([record.ref.message_id for record in window.records])
@@ -164,9 +165,9 @@ class Archive:
 class ArchiveRows(beam.PTransform):
     """The archive of a stream on remote workers, whose runner keeps the rows of a window durably.
 
-    Elements in: `DetectedImage` and `DeadLetter`, in several collections, which become a shard of each kind every few seconds or
-    20,000 rows. Nothing of use comes out. Unbounded. At least once: a bundle that the runner repeats leaves a second shard, and
-    of rows with the same key the newest counts.
+    Elements in: `DetectedImage` and `DeadLetter`, in several collections, which become a shard of each kind and worker process
+    every few seconds, 20,000 rows or 48 MB. Nothing comes out. Unbounded. At least once: a bundle that the runner repeats finds
+    its shard, or adds rows of the same keys, of which the newest count.
 
     Args:
       writer: Writes the rows.
@@ -180,20 +181,82 @@ class ArchiveRows(beam.PTransform):
         super().__init__()
 
     def expand(self, records: tuple[beam.PCollection[DetectedImage | DeadLetter], ...]) -> beam.PCollection[None]:
-        """Wires records, batches of each kind, and writing."""
-        writer = self.writer
+        """Wires records, gathering by kind and worker, and writing."""
         parts = tuple(
             part | f"ByKind{n}" >> beam.Map(_with_kind).with_output_types(tuple[bytes, DetectedImage | DeadLetter])
             for n, part in enumerate(records)
         )
-        return (
-            parts
-            | "FlattenRecords" >> beam.Flatten()
-            | "GatherRows" >> beam.GroupIntoBatches(WINDOW_ROWS, self.window_s)
-            | "WriteRows" >> beam.MapTuple(lambda _, records: writer.write_all(records))
-        )
+        return parts | "FlattenRecords" >> beam.Flatten() | "WriteRows" >> beam.ParDo(_WriteGathered(self.writer, self.window_s))
+
+
+_WORKER = uuid.uuid4().bytes  # names this process; its records are gathered apart from those of others
 
 
 def _with_kind(record: DetectedImage | DeadLetter) -> tuple[bytes, DetectedImage | DeadLetter]:
     kind = DETECTIONS if isinstance(record, DetectedImage) else DEAD_LETTERS
-    return kind.encode(), replace(record, thumbnail=b"")
+    return kind.encode() + _WORKER, replace(record, thumbnail=b"")
+
+
+class _WriteGathered(beam.DoFn):
+    """Gathers records by key in the runner's state, and writes them; Beam's `GroupIntoBatches` has no bound of bytes.
+
+    Args:
+      writer: Writes the rows.
+      window_s: Longest time from the first record of a shard to its end.
+    """
+
+    _RECORDS = BagStateSpec("records", RecordCoder())
+    _COUNT = ReadModifyWriteStateSpec("count", VarIntCoder())
+    _BYTES = ReadModifyWriteStateSpec("bytes", VarIntCoder())
+    _OVER = TimerSpec("over", TimeDomain.REAL_TIME)
+    _DRAINED = TimerSpec("drained", TimeDomain.WATERMARK)
+
+    def __init__(self, writer: RowWriter, window_s: float):
+        self._writer, self._window_s = writer, window_s
+
+    def process(  # noqa: PLR0917  Beam's parameters
+        self,
+        keyed: tuple[bytes, _Record],
+        window: Any = beam.DoFn.WindowParam,
+        records: Any = beam.DoFn.StateParam(_RECORDS),  # noqa: B008  how Beam's parameters are declared
+        count: Any = beam.DoFn.StateParam(_COUNT),  # noqa: B008
+        size_bytes: Any = beam.DoFn.StateParam(_BYTES),  # noqa: B008
+        over: Any = beam.DoFn.TimerParam(_OVER),  # noqa: B008
+        drained: Any = beam.DoFn.TimerParam(_DRAINED),  # noqa: B008
+    ) -> None:
+        record = keyed[1]
+        records.add(record)
+        gathered, gathered_bytes = (count.read() or 0) + 1, (size_bytes.read() or 0) + record_bytes(record)
+        count.write(gathered)
+        size_bytes.write(gathered_bytes)
+        if gathered >= WINDOW_ROWS or gathered_bytes >= _WINDOW_BYTES:
+            self._write(records, count, size_bytes)
+        elif gathered == 1:
+            over.set(Timestamp.now() + self._window_s)
+            drained.set(window.end)
+
+    @on_timer(_OVER)
+    def end(
+        self,
+        records: Any = beam.DoFn.StateParam(_RECORDS),  # noqa: B008
+        count: Any = beam.DoFn.StateParam(_COUNT),  # noqa: B008
+        size_bytes: Any = beam.DoFn.StateParam(_BYTES),  # noqa: B008
+    ) -> None:
+        self._write(records, count, size_bytes)
+
+    @on_timer(_DRAINED)
+    def drain(
+        self,
+        records: Any = beam.DoFn.StateParam(_RECORDS),  # noqa: B008
+        count: Any = beam.DoFn.StateParam(_COUNT),  # noqa: B008
+        size_bytes: Any = beam.DoFn.StateParam(_BYTES),  # noqa: B008
+    ) -> None:
+        self._write(records, count, size_bytes)
+
+    def _write(self, *states: Any) -> None:
+        """Writes what a key has gathered, which its state then holds no more."""
+        gathered = list(states[0].read())
+        for kind, table in self._writer.tables(gathered):
+            self._writer.write(gathered, kind, table)
+        for state in states:
+            state.clear()

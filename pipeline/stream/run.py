@@ -28,6 +28,7 @@ import apache_beam as beam
 from pipeline.config import Config
 from pipeline.records import DeadLetter, DetectedImage, ImageRef
 from pipeline.results.completion import UNKNOWN, RowVersion
+from pipeline.results.run import Run
 from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import REPORT_SAMPLES
 from pipeline.stats.worker_reports import WorkerContext
@@ -52,6 +53,7 @@ class RunSettings:
       in_process: Whether all steps are in the launcher's process, which opens and closes the run. Elsewhere the first step that
         needs the run opens it, and it ends with its process.
       results: Folder of the archive and the dead letters; empty: no files are written.
+      began: When it began, in seconds since the epoch.
       version: The model and settings that make its rows.
       finalizes_early: Whether the runner finalizes bundles before a checkpoint holds them; see `pipeline.stream.delayed_acks`.
       worker_context: What remote workers must reach before they begin.
@@ -61,6 +63,7 @@ class RunSettings:
     config: Config = dataclasses.field(default_factory=Config)
     in_process: bool = True
     results: str = ""
+    began: float = 0.0
     version: RowVersion = UNKNOWN
     finalizes_early: bool = False
     worker_context: WorkerContext | None = None
@@ -72,7 +75,7 @@ class RunSettings:
     @property
     def writer(self) -> RowWriter:
         """Writes the rows of its archive."""
-        return RowWriter(self.results, self.name, self.version)
+        return RowWriter(Run(self.results, self.name, self.began), self.version)
 
 
 class StreamRun:

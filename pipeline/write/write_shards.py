@@ -1,9 +1,8 @@
 """`WriteShards`: results become rows of shards, which are only ever added to a results folder.
 
 A bundle writes a shard every few seconds or rows, so rows appear while the job runs, and a killed job repeats little. Records
-become columns a thousand at a time: a shard's worth at once would let the model wait. Where one process does all work, it gives
-each shard its name at once. Runners that retry bundles pass the names of staged shards through a
-Reshuffle first, as Beam's `FileBasedSink` does, so that a retried bundle leaves no second shard.
+become columns a thousand at a time: a shard's worth at once would let the model wait. A bundle that a runner repeats finds the
+shards of its first attempt, or adds rows of the same keys, of which the newest count.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import Any, NamedTuple
 
 import apache_beam as beam
 import pyarrow as pa
-from apache_beam.pvalue import TaggedOutput
 from apache_beam.transforms.window import GlobalWindows
 
 from pipeline.codec import pack, unpack
@@ -27,7 +25,7 @@ from pipeline.records import DeadLetter, DetectedImage
 from pipeline.results.completion import RowVersion
 from pipeline.results.rows import record_bytes, rows_by_kind
 from pipeline.results.run import Run
-from pipeline.results.shards import publish_shard, stage_shard, write_shard
+from pipeline.results.shards import add_rows
 from pipeline.stats.job_stats import JobStats, merge_stats
 from pipeline.stats.worker_reports import WorkerContext
 from pipeline.storage.files import read_checked, write_file
@@ -76,25 +74,22 @@ class WriteShards(beam.PTransform):
         super().__init__()
 
     def expand(self, results: Results) -> beam.PCollection[None]:
-        """Wires the writing, the names of staged shards, and the statistics."""
+        """Wires the writing and the statistics."""
         written = [results.detected | "WriteDetections" >> self._writing()]
         written += [dead | f"WriteDeadLetters{n}" >> self._writing() for n, dead in enumerate(results.dead)]
-        if self.worker_context:
-            staged = [each.staged for each in written] | "AllShards" >> beam.Flatten()
-            _ = staged | "SpreadShards" >> beam.Reshuffle() | "PublishShards" >> beam.Map(_publish)
-        stats = [results.counted, *(each.stats for each in written)] | "AllStats" >> beam.Flatten()
+        stats = [results.counted, *written] | "AllStats" >> beam.Flatten()
         merged = stats | "MergeStats" >> beam.CombineGlobally(functools.partial(merge_stats, samples=self.samples))
         return merged | "WriteStats" >> beam.Map(self._write_stats)
 
     def _writing(self) -> Any:
-        return beam.ParDo(_WriteRows(dataclasses.replace(self))).with_outputs("staged", main="stats")
+        return beam.ParDo(_WriteRows(dataclasses.replace(self)))
 
     def _write_stats(self, stats: JobStats) -> None:
         write_file(f"{self.run.folder}/{_STATS}", pack(stats))
 
 
 class _WriteRows(beam.DoFn):
-    """Writes records; outputs statistics, and staged shards where the runner retries bundles."""
+    """Writes records; outputs the statistics of those whose rows are there."""
 
     def __init__(self, sink: WriteShards):
         self._sink = sink
@@ -135,20 +130,10 @@ class _WriteRows(beam.DoFn):
         self._make_columns()
         if not self._tables:
             return
-        sink = self._sink
         for kind, tables in self._tables.items():
-            table = pa.concat_tables(tables).sort_by("uri")
-            if sink.worker_context:
-                staged = stage_shard(sink.run.output, kind, table, sink.run.name)
-                yield TaggedOutput("staged", windowed(pack(staged)))
-            else:
-                write_shard(sink.run.output, kind, table, sink.run.name)
+            add_rows(self._sink.run, kind, pa.concat_tables(tables))
         yield windowed(self._stats)
         self.start_bundle()
-
-
-def _publish(staged: bytes) -> None:
-    publish_shard(unpack(dict[str, str], staged))
 
 
 def read_stats(run: Run) -> JobStats:

@@ -144,6 +144,11 @@ class FlinkCluster:
     def log(self, name: str) -> str:
         return (self.folder / "logs" / f"{name}.log").read_text(errors="replace")
 
+    def cancel(self, job: str) -> None:
+        """Cancels a job, and waits for its end."""
+        urllib.request.urlopen(urllib.request.Request(f"{self.rest}/jobs/{job}?mode=cancel", method="PATCH"), timeout=10).close()
+        self._wait_until(lambda: job in self.jobs("CANCELED"), "jobmanager")
+
     def ask(self, path: str, method: str = "GET") -> Any:
         with urllib.request.urlopen(urllib.request.Request(self.rest + path, method=method), timeout=10) as answer:
             return json.load(answer)

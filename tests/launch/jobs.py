@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.conftest import REPO, without_progress, write_bright_image
@@ -27,6 +28,11 @@ WORK_IMAGES = 2000
 def rows_of(output: Path, kind: str = "detections") -> list[dict]:
     """The rows as the shards have them, sorted."""
     return rows_in(str(output), kind)
+
+
+def rows_written(output: Path) -> int:
+    """The number of rows of detections in a folder to which a job still writes; a row that was written twice counts twice."""
+    return sum(pq.read_metadata(path).num_rows for path in Path(output).glob("detections/*.parquet"))
 
 
 def files_of(output: Path) -> dict[str, str]:

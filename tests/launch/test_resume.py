@@ -17,11 +17,10 @@ MOMENTS = {
     "with the lock": (f"{BATCH}:_run_to_end", 1, "before", 0),
     "while images are listed": (f"{READ}:_ListImages.process", 1, "before", 0),
     "while the listing is joined": (f"{READ}:_DropDoubles.process", 2, "before", 0),
-    "before the first shard is written": (f"{WRITE}:write_shard", 1, "before", 0),
-    "when the view is written and its shard is not": (f"{SHARDS}:parquet_bytes", 3, "before", 2),
-    # of the calls one is of the run's file, and each shard has a view before it
-    "when a shard is written and has no name yet": ("pipeline.storage.files:move_files", 7, "before", 2),
-    "when the shard has its name": (f"{WRITE}:write_shard", 3, "after", 3),
+    "before the first shard is written": (f"{WRITE}:add_rows", 1, "before", 0),
+    # of the calls one is of the run's file
+    "when a shard is written and has no name yet": ("pipeline.storage.files:move_files", 4, "before", 2),
+    "when the shard has its name": (f"{WRITE}:add_rows", 3, "after", 3),
     "when all rows are there": (f"{BATCH}:read_stats", 1, "before", 7),
     "between report and summary": (f"{FINALIZE}:write_file", 2, "before", 7),
     "before the folder of unfinished files goes": ("pipeline.results.run:Run.remove", 1, "before", 7),
@@ -33,7 +32,7 @@ MAIN = (
     "when the shard has its name",
     "when all rows are there",
 )
-ON_STORAGE = ("before the first shard is written", "when the view is written and its shard is not", *MAIN[2:])
+ON_STORAGE = (MAIN[0], *MAIN[2:])
 
 
 @pytest.fixture(scope="module")

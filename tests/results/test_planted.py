@@ -92,11 +92,15 @@ def test_unfinished_files_of_killed_runs_go_after_a_day_and_nothing_that_links_l
             os.utime(path, (0, 0) if name == "a.parquet" else (time.time() - age,) * 2)
     for link in (f"{output}/.staging-old/link", f"{output}/.staging-link"):
         os.symlink(tmp_path / "outside", link)
-    for path in (f"{output}/.staging-old", tmp_path / "outside" / "secret.txt"):
+    write_file(f"{output}/detections/.staging-young", b"")
+    write_file(unnamed := f"{output}/detections/.staging-old", b"")
+    os.symlink(tmp_path / "outside" / "secret.txt", f"{output}/detections/.staging-link")
+    for path in (f"{output}/.staging-old", unnamed, tmp_path / "outside" / "secret.txt"):
         os.utime(path, (time.time() - 90_000,) * 2)
     work_there(output)
     assert os.path.islink(f"{output}/.staging-link") and not os.path.exists(f"{output}/.staging-old")
     assert len([*Path(output).glob(".staging-young/**/*.parquet")]) == 2
+    assert sorted(path.name for path in Path(output).glob("detections/.*")) == [".staging-link", ".staging-young"]
 
 
 @pytest.mark.parametrize("name", ["summary.json", "report.html"])

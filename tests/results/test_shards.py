@@ -8,16 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import requests
 
-from pipeline.errors import OutputError
 from pipeline.log_lines import log_lines
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, dead_letter_row, detection_row, row_bytes
+from pipeline.results.compact import compact
 from pipeline.results.completion import row_keys
 from pipeline.results.current import current_rows
 from pipeline.results.reader import ResultsFolder, done_keys, list_shards
 from pipeline.results.rows import dead_letters_table, detections_table
-from pipeline.results.shards import publish_shard, stage_shard, write_shard
+from pipeline.results.run import Run
+from pipeline.results.shards import add_rows, parquet_bytes, write_shard
 from pipeline.storage.files import read_file, write_file
 from tests.shard_rows import VERSION, detected, failed, rows_in, write_rows
 
@@ -51,31 +51,64 @@ def test_rows_are_read_back_as_they_were_whatever_they_are_called(output):
     assert batch["made_at"][0].as_py().timestamp() == 1.5
 
 
-@pytest.mark.slow
-def test_a_staged_shard_gets_its_name_once_however_often_that_is_tried(output):
-    """A runner that retries the step, and a worker that comes late, change nothing."""
-    table = detections_table([detected("a.jpg")], VERSION, "run", 1.0)
-    staged = stage_shard(output, "detections", table, "run")
-    assert list_shards(output) == []
-    for _ in range(2):
-        publish_shard(staged)
-    assert [row["image"]["uri"] for row in rows_in(output)] == ["a.jpg"]
-    with pytest.raises(OutputError, match="is gone"):
-        publish_shard({f"{output}/.staging-run/gone.parquet": f"{output}/detections/gone.parquet"})
+def test_rows_are_added_once_however_often_that_is_tried_and_each_run_adds_its_own(output):
+    """An attempt that is repeated has other times; a run that detects all again has the same keys. The newest row counts."""
+    records = [detected("a.jpg"), detected("b.jpg")]
+    first, again = Run(output, "0a1b", 1e9), Run(output, "0a1c", 1e9)
+    paths = {
+        add_rows(first, "detections", detections_table(records[::order], VERSION, "0a1b", made_at))
+        for order, made_at in ((1, 1.0), (-1, 2.0), (1, 3.0))
+    }
+    assert len(paths) == 1 and [row["image"]["uri"] for row in rows_in(output)] == ["a.jpg", "b.jpg"]
+    assert "/detections/20010909T014640Z-0a1b-" in paths.pop()
+    add_rows(again, "detections", detections_table(records, VERSION, "0a1c", 4.0))
+    assert len(rows_in(output)) == 4 and len([*current_rows(output)]) == 2
+    add_rows(first, "detections", detections_table(records[:1], VERSION, "0a1b", 5.0))
+    assert len(list_shards(output)) == 3, "other cuts are other keys"
+
+
+def test_a_message_that_asks_again_adds_its_row_again(output):
+    run, table = Run(output, "0a1b", 1.0), detections_table([detected("a.jpg")], VERSION, "0a1b", 1.0)
+    for asked_by in (["m1"], ["m1"], ["m2"]):
+        add_rows(run, "detections", table, asked_by)
+    assert len(rows_in(output)) == 2
+
+
+@pytest.mark.parametrize("planted", ["other rows", "damage", "nothing", "a folder", "a link"])
+def test_a_file_that_has_the_name_already_and_other_rows_is_left_and_the_rows_are_added(tmp_path, planted):
+    """Only keys that are read back show that a shard is there."""
+    run, table = Run(f"{tmp_path}/out", "0a1b", 1.0), detections_table([detected("a.jpg")], VERSION, "0a1b", 1.0)
+    path = Path(add_rows(run, "detections", table))
+    whole = path.rename(tmp_path / "whole")
+    if planted == "a folder":
+        path.mkdir()
+    elif planted == "a link":
+        path.symlink_to(whole)
+    else:
+        others = parquet_bytes(detections_table([detected("b.jpg")], VERSION, "0a1b", 1.0))
+        path.write_bytes({"other rows": others, "damage": whole.read_bytes()[:-9], "nothing": b""}[planted])
+    before = os.lstat(path)
+    added = [add_rows(run, "detections", table) for _ in range(2)]
+    assert added[0] == added[1] != str(path) and os.lstat(path) == before
+    assert "a.jpg" in [row["image"]["uri"] for row in rows_in(run.output)]
+
+
+def test_rows_that_a_compaction_has_merged_may_be_added_again(output):
+    """The first attempt's shard is gone; its repeat fails nothing, and no row counts twice."""
+    run, table = Run(output, "0a1b", 1.0), detections_table([detected("a.jpg")], VERSION, "0a1b", 1.0)
+    path = add_rows(run, "detections", table)
+    write_rows(output, [detected("b.jpg")])
+    assert compact(output).files == 1 and add_rows(run, "detections", table) == path
+    assert sorted(row["image"]["uri"] for row in current_rows(output)) == ["a.jpg", "b.jpg"]
 
 
 def test_on_cloud_storage_a_shard_overwrites_no_object(strict_gcs_bucket, monkeypatch):
-    """Neither where it is written, nor where a staged one gets its name; there the emulator does not look at the condition."""
+    """There the emulator does not look at the condition. The same content is its own: the answer to the first try was lost."""
     output, table = f"gs://{strict_gcs_bucket.name}/out", detections_table([detected("a.jpg")], VERSION, "run", 1.0)
-    asked, send = [], requests.Session.request
-    monkeypatch.setattr(requests.Session, "request", lambda *args, **how: asked.append(args[1:3]) or send(*args, **how))
-    publish_shard(stage_shard(output, "detections", table, "run"))
-    (copied,) = (url for method, url in asked if method == "POST" and "copyTo" in url)
-    assert "ifGenerationMatch=0" in copied
     monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=7))
     monkeypatch.setattr(time, "time", lambda: 1.0)
     path = write_shard(output, "detections", table, "run")
-    assert write_shard(output, "detections", table, "run") == path, "the same content: the answer to the first try was lost"
+    assert write_shard(output, "detections", table, "run") == path
     write_file(path, b"there")
     with pytest.raises(FileExistsError):
         write_shard(output, "detections", table, "run")

@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+import uuid
 from collections import Counter
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from pipeline.results.layout import DEAD_LETTERS
 from pipeline.results.reader import list_shards
+from pipeline.results.run import Run
 from pipeline.stats.process import PROCESS
 from pipeline.stream import archive as module
 from pipeline.stream.archive import ArchiveRows, RowWriter
@@ -28,7 +30,7 @@ class Stream(ArchivedStream):
     """One that may die."""
 
     def __init__(self, folder):
-        super().__init__(str(folder), self._acknowledge)
+        super().__init__(str(folder), self._acknowledge, uuid.uuid4().hex[:12])
         self.is_dead = False
 
     def _acknowledge(self, messages):
@@ -78,7 +80,7 @@ def test_a_message_is_held_until_all_of_its_rows_are_in_shards_of_their_window(s
     stream.add("c", message="both")
     stream.archive.write_if_over()
     assert (stream.waiting(), stream.rows()) == ([], Counter(["a", "b", "c", "x1"]))
-    assert [(shard.kind, shard.run) for shard in list_shards(stream.folder)] == [("dead_letters", "0a1b"), ("detections", "0a1b")]
+    assert [shard.kind for shard in list_shards(stream.folder)] == ["dead_letters", "detections"]
     stream.add("d")
     assert stream.waiting() == ["d"], "of the next window"
 
@@ -197,6 +199,6 @@ def test_on_workers_the_rows_of_a_kind_become_shards_of_bounded_size(tmp_path, m
     monkeypatch.setattr(module, "WINDOW_ROWS", rows)
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         parts = tuple(pipeline | f"Create {names}" >> beam.Create(map(archived, names)) for names in (("b", "a"), ("x1", "x2")))
-        _ = parts | "Archive" >> ArchiveRows(RowWriter(str(tmp_path), "0a1b", VERSION), window_s=10.0)
+        _ = parts | "Archive" >> ArchiveRows(RowWriter(Run(str(tmp_path), "0a1b"), VERSION), window_s=10.0)
     assert len(list_shards(str(tmp_path))) == shards
     assert (uris_in(tmp_path), uris_in(tmp_path, [DEAD_LETTERS])) == (["a", "b", "x1", "x2"], ["x1", "x2"])

@@ -1,15 +1,17 @@
 """`WriteShards`: each record is a row of a shard, early and in bounded memory, also where a runner retries bundles."""
 
-import functools
+import dataclasses
 
 import apache_beam as beam
 import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from pipeline.config import WriteConfig
+from pipeline.results.current import current_rows
 from pipeline.results.reader import ResultsFolder, list_shards
 from pipeline.results.run import Run
 from pipeline.stats.job_stats import JobStats
+from pipeline.stats.worker_reports import WorkerContext
 from pipeline.write import write_shards
 from pipeline.write.write_shards import Results, WriteShards, _WriteRows, read_stats
 from tests.shard_rows import VERSION, detected, failed, rows_in
@@ -73,16 +75,29 @@ def test_records_become_columns_as_they_come_and_one_sorted_shard_of_each_kind(t
     assert sorted(batches) == [["a", "b", "c", "d"], ["y", "z"]]
 
 
-def test_a_bundle_that_a_runner_runs_twice_leaves_one_shard(tmp_path):
-    """The first attempt dies between its shard and the next step; only the second one's shard gets a name."""
-    to = sink(tmp_path)
-    to.worker_context = functools.partial(print)  # the steps are elsewhere
-    staged = []
-    for attempt in range(2):
-        step = at_work(to)
-        list(step.process(detected("a.jpg")))
-        outputs = [each for each in step.finish_bundle() if isinstance(each, beam.pvalue.TaggedOutput)]
-        staged.append(outputs[0].value.value)
-        assert list_shards(str(tmp_path)) == [], attempt
-    write_shards._publish(staged[1])
-    assert len(rows_in(str(tmp_path))) == 1
+def test_a_bundle_that_a_runner_repeats_with_other_cuts_leaves_no_row_that_counts_twice(tmp_path):
+    """The first attempt dies with some shards written; the repeat is divided elsewhere; its statistics are of all rows."""
+    to, images = sink(tmp_path, shard_seconds=0.0), [detected(f"{n}.jpg") for n in range(6)]
+    first = at_work(to)
+    for image in images[:3]:
+        list(first.process(image))
+    assert len(rows_in(str(tmp_path))) == 3, "they are readable before the job ends"
+    for _ in range(2):  # the runner has lost the answer to the second attempt
+        again = at_work(dataclasses.replace(to, write=WriteConfig()))
+        for image in images[:2]:
+            list(again.process(image))
+        again._sink.write = WriteConfig(shard_seconds=0.0)
+        found = [each for image in images[2:] for each in again.process(image)]
+        assert sum(stats.detected for stats in found) == 6
+    assert sorted(row["image"]["uri"] for row in current_rows(str(tmp_path))) == [image.ref.uri for image in images]
+    assert sum(len(shard.path) > 0 for shard in list_shards(str(tmp_path))) == 3 + 1 + 3, "0, 1, 2; 0 to 2; 3, 4, 5"
+
+
+def test_steps_elsewhere_write_final_shards_too(tmp_path):
+    """And nothing else: what a launcher that dies leaves are rows."""
+    to = dataclasses.replace(sink(tmp_path), worker_context=WorkerContext(Run(str(tmp_path), "0a1b"), list))
+    step = at_work(to)
+    list(step.process(detected("a.jpg")))
+    list(step.finish_bundle())
+    to.run.remove()
+    assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".parquet"] and len(rows_in(str(tmp_path))) == 1
