@@ -21,9 +21,9 @@ from pipeline.detect.detector import Detector
 from pipeline.detect.load_detector import detector_in_use
 from pipeline.errors import DEAD, DONE, BusyError, InputError
 from pipeline.launch.dry_run import Planned, first_images, model_lines, tried
-from pipeline.launch.finalize import JobReport, clean_up, names_of_files, signals_noted, stopped_by_signals
+from pipeline.launch.finalize import JobReport, clean_up, names_of_files, stopped_by_signals, submitting
 from pipeline.launch.loading import detector_loading, is_elsewhere, load_detector, model_known, tried_here
-from pipeline.launch.options import CANARY_SECONDS, SUBMITTED, Job, checked_job
+from pipeline.launch.options import CANARY_SECONDS, Job, checked_job
 from pipeline.log_lines import bind_run_id, console, say
 from pipeline.monitoring.monitor import monitored
 from pipeline.read.done_rows import NEW, DoneRows
@@ -238,7 +238,7 @@ def _run_and_wait(job: Job, pipeline: Any) -> None:
         return
     running: Any = None
     try:
-        with signals_noted(SUBMITTED):
+        with submitting(job.runner.name):
             running = pipeline.run()
         job.runner.wait(running)
     except KeyboardInterrupt:

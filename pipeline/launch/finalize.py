@@ -15,7 +15,7 @@ from apache_beam.io.filesystems import FileSystems
 
 from pipeline import errors
 from pipeline.config import WriteConfig
-from pipeline.errors import DEAD, DONE, FAILED, SIGNALS, UserError, signals_call
+from pipeline.errors import DEAD, DONE, FAILED, SIGNALS, RunnerError, UserError, signals_call
 from pipeline.log_lines import console, say, write_unlocked
 from pipeline.records import row_bytes
 from pipeline.report.annotate import annotate
@@ -28,6 +28,7 @@ from pipeline.stats.samples import REPORT_SAMPLES, chosen
 from pipeline.stats.summary import RunFacts, left_out_line, n_images, summarise
 from pipeline.storage.files import delete_files, write_file
 from pipeline.storage.globs import escape_glob
+from pipeline.storage.store import is_transient_error
 
 _FRESH_SECONDS = 5.0
 
@@ -217,6 +218,25 @@ def finished_by_signals(end: Callable[[], None]) -> Iterator[None]:
 
     with signals_call(stop):
         yield
+
+
+@contextlib.contextmanager
+def submitting(runner: str) -> Iterator[None]:
+    """While a job is handed to a service, a signal is noted, and what the service refuses is a wrong command.
+
+    Raises:
+      RunnerError: The service refuses the job.
+    """
+    from google.api_core.exceptions import ClientError
+
+    with signals_noted("the job is being submitted, and is ended once its id is there"):
+        try:
+            yield
+        except ClientError as err:
+            if is_transient_error(err):
+                raise
+            said = re.sub(r"^[A-Z]+ http\S+: ", "", str(err.message))
+            raise RunnerError(f"{runner} refuses the job: {' '.join(said.split())[:500]}") from err
 
 
 @contextlib.contextmanager

@@ -24,7 +24,6 @@ from pipeline.stats.summary import RunFacts
 _JOB_SERVER_TIMEOUT = ("--job_server_timeout", "--job-server-timeout")
 _MODELS = "/models/"  # in the image of workers
 _FLAGS = ("--config", "--dry-run", "--verbose", "--version", "--help", "--help-all")  # besides those of settings
-SUBMITTED = "the job is being submitted, and is ended once its id is there"
 CANARY_SECONDS = 5.0  # a job's end waits this long for the canary's images in flight
 _YEARS_SECONDS = 10 * 365 * 86_400  # Beam ends a portable job after this time, 300 s by default, against its documentation
 

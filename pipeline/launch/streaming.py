@@ -18,9 +18,9 @@ from pipeline.config import Config
 from pipeline.detect.detector import Detector
 from pipeline.errors import DONE, ConfigError, InputError
 from pipeline.launch.dry_run import model_lines
-from pipeline.launch.finalize import JobReport, clean_up, finished_by_signals, signals_noted, stopped_by_signals
+from pipeline.launch.finalize import JobReport, clean_up, finished_by_signals, stopped_by_signals, submitting
 from pipeline.launch.loading import is_elsewhere, load_detector, model_known, tried_here
-from pipeline.launch.options import CANARY_SECONDS, SUBMITTED, Job, checked_job
+from pipeline.launch.options import CANARY_SECONDS, Job, checked_job
 from pipeline.launch.runners import RUNNERS, runner_named
 from pipeline.log_lines import bind_run_id, console, say
 from pipeline.monitoring.monitor import monitored
@@ -106,7 +106,7 @@ def run(job: Job) -> int:
                     runner.end_stream(running)
 
             with finished_by_signals(end):
-                with signals_noted(SUBMITTED):
+                with submitting(job.runner.name):
                     running = pipeline.run()
                 console.info("reading %s; %s; Ctrl-C stops", config.input[0], runner.guarantee)
                 runner.wait(running)

@@ -278,3 +278,27 @@ def test_an_image_that_is_not_here_is_a_doubt_of_the_dry_run_where_its_defaults_
     monkeypatch.setattr(dataflow_launch, "OF_DOCKERFILE", software.Software("3.9", "2.50.0"))
     (doubt,) = dataflow_launch.doubts(options)
     assert "an image of deploy/Dockerfile has Python 3.9, Beam 2.50.0" in doubt
+
+
+FAULTS = {
+    "no such machine": ("machine_type: n1-standard-8", "machine_type: n1-standard-9", "there is no machine type n1-standard-9"),
+    "no such GPU": ("type:nvidia-tesla-t4", "type:nvidia-tesla-t5", "there is no accelerator type:nvidia-tesla-t5"),
+    "a GPU of other machines": ("type:nvidia-tesla-t4", "type:nvidia-l4", "nvidia-l4 goes with g2-…, not with n1-standard-8"),
+    "a disk without room": ("disk_size_gb: 50", "disk_size_gb: 5", "disk_size_gb 5 is less than 30"),
+    "more workers than the most": ("\n  num_workers: 2", "\n  num_workers: 30", "num_workers 30 is more than max_num_workers"),
+}
+
+
+@pytest.mark.parametrize(("there", "instead", "said"), FAULTS.values(), ids=FAULTS)
+def test_a_config_with_a_fault_is_refused_by_the_service_and_is_a_wrong_command(there, instead, said, batch, tmp_path, capfd):
+    """The service knows what Google lists; a repeat of the command would not help."""
+    text = (REPO / BATCH).read_text()
+    assert text.count(there) == 1
+    (tmp_path / "faulty.yaml").write_text(text.replace(there, instead))
+    assert run.main(["--config", str(tmp_path / "faulty.yaml"), *batch[2:], "--sdk_container_image=reg/worker:gpu"]) == 2
+    assert capfd.readouterr().err.endswith(f"error: DataflowRunner refuses the job: {said}\n")
+
+
+def test_a_stream_in_a_region_that_there_is_not_is_refused(stream, capfd):
+    assert run.main([*stream[:-1], "--region=europe-west99"]) == 2
+    assert capfd.readouterr().err.endswith("error: DataflowRunner refuses the job: there is no region europe-west99\n")
