@@ -18,6 +18,7 @@ import apache_beam as beam
 
 from pipeline.config import Config
 from pipeline.detect.detect_objects import DetectObjects
+from pipeline.detect.load_detector import DetectorSpec
 from pipeline.detect.load_model import name_and_version
 from pipeline.monitoring.watchdog import watch_worker
 from pipeline.read.dead_letter_replay import DeadLetterReplay
@@ -39,9 +40,14 @@ from pipeline.write.write_shards import Results, WriteShards
 def build(pipeline: beam.Pipeline, config: Config, source: ReadImages, sink: WriteShards, *, lazily: bool = False) -> None:
     """Adds a batch job to an empty pipeline; `lazily`, the first image loads the model: perhaps there is nothing to do."""
     read = pipeline | "ReadImages" >> source
-    detect = DetectObjects(config.model, config.detect, samples=samples_kept(config), read=config.read, lazily=lazily)
+    detect = DetectObjects(detector_spec(config), lazily=lazily)
     found = read.images | "DetectObjects" >> detect.with_resource_hints(**machine_hints(config))
     _ = Results(found.detected, (read.dead, found.dead), read.counted) | sink
+
+
+def detector_spec(config: Config) -> DetectorSpec:
+    """What detects in a job's images."""
+    return DetectorSpec(config.model, config.detect, samples_kept(config), config.read)
 
 
 def worker_context(config: Config, run: Run) -> WorkerContext:
@@ -85,7 +91,7 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
     asked = messages | "ParseMessages" >> parsing
     dropping = DropDuplicates(run) if run.in_process else DropDuplicatesInState(run)
     new = asked.images | "AddIdentity" >> beam.ParDo(AddIdentity(run)) | "DropDuplicates" >> beam.ParDo(dropping)
-    detect = DetectObjects(config.model, config.detect, samples=samples_kept(config), read=config.read)
+    detect = DetectObjects(detector_spec(config))
     found = new | "DetectObjects" >> detect.with_resource_hints(**machine_hints(config))
 
     publishing = beam.ParDo(PublishResults(run))

@@ -27,7 +27,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 from pipeline.config import DetectConfig, ModelConfig, ReadConfig
 from pipeline.detect.detector import Detector, Result
 from pipeline.detect.given_images import GivenImage, as_records
-from pipeline.detect.load_detector import checked_settings, shared_detector
+from pipeline.detect.load_detector import DetectorSpec, checked_settings, shared_detector
 from pipeline.detect.loaded_model import LoadModel
 from pipeline.limits import MEMORY
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, Image
@@ -55,7 +55,7 @@ class DetectObjects(beam.PTransform):
 
     Args:
       model: A model's path (local or `gs://`), a `ModelConfig` for a model that does not describe itself, or a function that
-        loads a model of another engine (`loaded_model`).
+        loads a model of another engine (`loaded_model`); or a `DetectorSpec`, which has all of the arguments but `lazily`.
       detect: How to run the model; the keyword arguments override its fields.
       samples: How many samples the job wants; images that may be among them get a thumbnail.
       read: How images are read that have no bytes yet.
@@ -71,7 +71,7 @@ class DetectObjects(beam.PTransform):
 
     def __init__(
         self,
-        model: str | os.PathLike[str] | ModelConfig | LoadModel,
+        model: str | os.PathLike[str] | ModelConfig | LoadModel | DetectorSpec,
         detect: DetectConfig | None = None,
         samples: int = 0,
         *,
@@ -80,8 +80,11 @@ class DetectObjects(beam.PTransform):
         **settings: Any,
     ):
         super().__init__()
-        load = functools.partial(shared_detector, *checked_settings(model, detect, settings), samples, read)
-        self._handler = DetectorHandler(load, lazily=lazily)
+        if isinstance(model, DetectorSpec):
+            spec = model
+        else:
+            spec = DetectorSpec(*checked_settings(model, detect, settings), samples, read or ReadConfig())
+        self._handler = DetectorHandler(functools.partial(shared_detector, spec), lazily=lazily)
 
     def expand(self, images: beam.PCollection[Image]) -> DetectedAndDead:
         """Wires the steps of the module's drawing."""

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.config import DetectConfig, ModelConfig, ReadConfig, check_model_is_named
 from pipeline.detect.detections import check_classes
@@ -25,32 +25,46 @@ from pipeline.stats.process import PROCESS
 _ROOM_MB = 64  # for a few decoded images and their batch
 _TRIED = 2  # the newest version and the one before it, so that a bad release does not keep a worker from starting
 
+
+class DetectorSpec(NamedTuple):
+    """What a worker needs to detect, made once by the launcher; steps take it along, and a process keeps its detector by it.
+
+    Attributes:
+      model: The model, or a function that loads one.
+      detect: How to run it.
+      samples: How many samples the job wants; images that may be among them get a thumbnail.
+      read: How images are read that have no bytes yet.
+    """
+
+    model: ModelConfig | LoadModel
+    detect: DetectConfig = DetectConfig()
+    samples: int = 0
+    read: ReadConfig = ReadConfig()
+
+
 _loading = threading.Lock()
-_detectors: dict[tuple[ModelConfig | LoadModel, DetectConfig, int, ReadConfig], Detector] = {}
+_detectors: dict[DetectorSpec, Detector] = {}
 
 
-def shared_detector(
-    model: ModelConfig | LoadModel, detect: DetectConfig, samples: int = 0, read: ReadConfig | None = None
-) -> Detector:
-    """The process's detector for these settings: the first call loads and warms it, and the process keeps it.
+def shared_detector(spec: DetectorSpec) -> Detector:
+    """The process's detector: the first call loads and warms it, and the process keeps it.
 
     Raises:
       ModelError: The model cannot be used.
     """
-    key = (model, detect, samples, read or ReadConfig())
-    if key not in _detectors:
+    if spec not in _detectors:
         with _loading:
-            if key not in _detectors:
-                detector = load_detector(*key)
+            if spec not in _detectors:
+                detector = load_detector(*spec)
                 PROCESS.model_stats = detector.model_stats
                 freeze_gc()
-                _detectors[key] = detector
-    return _detectors[key]
+                _detectors[spec] = detector
+    return _detectors[spec]
 
 
-def detector_in_use(model: ModelConfig, detect: DetectConfig, samples: int, read: ReadConfig) -> Detector | None:
-    """The process's detector for these settings; None if no image has needed it."""
-    return _detectors.get((model, detect, samples, read))
+def detector_in_use(spec: DetectorSpec) -> Detector | None:
+    """The process's detector; None if no image has needed it."""
+    return _detectors.get(spec)
 
 
 def checked_settings(

@@ -225,7 +225,7 @@ def _run_graph(job: Job, run: Run, source: ReadImages, sink: WriteShards, *, laz
         graph.build(pipeline, config, source, sink, lazily=lazily)
         _run_and_wait(job, pipeline)
         # else the first new image has loaded it, if there was one and it was detected here
-        in_use = detector_in_use(config.model, config.detect, graph.samples_kept(config), config.read)
+        in_use = detector_in_use(graph.detector_spec(config))
         detector = loading.result() if loading else in_use
     of_model = (detector or reports).model_stats(CANARY_SECONDS)
     return job.done(detector.ready_at if detector else launched_at), of_model

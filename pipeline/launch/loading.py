@@ -24,7 +24,7 @@ def load_detector(config: Config) -> Detector:
     """Loads and warms the detector of this process."""
     PROCESS.waiting_for = "loading the model"
     try:
-        detector = shared_detector(config.model, config.detect, graph.samples_kept(config), config.read)
+        detector = shared_detector(graph.detector_spec(config))
     except BaseException:
         PROCESS.waiting_for = ""
         raise

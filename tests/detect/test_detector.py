@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import pickle
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.detector import Detector
 from pipeline.detect.engine import ModelFailed
-from pipeline.detect.load_detector import load_detector, shared_detector
+from pipeline.detect.load_detector import DetectorSpec, load_detector, shared_detector
 from pipeline.errors import ModelError
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, identity_hash
 from tests.detect.versioned_models import FAST, loaded, write_version
@@ -101,9 +102,9 @@ def test_images_of_the_sample_carry_a_thumbnail(bright_model):
 
 
 def test_one_detector_serves_all_who_ask_with_the_same_settings(bright_model):
-    first = shared_detector(ModelConfig(path=bright_model), CPU)
-    assert shared_detector(ModelConfig(path=bright_model), CPU) is first
-    assert shared_detector(ModelConfig(path=bright_model), DetectConfig(batch_sizes=(1,))) is not first
+    first = shared_detector(DetectorSpec(ModelConfig(path=bright_model), CPU))
+    assert shared_detector(pickle.loads(pickle.dumps(DetectorSpec(ModelConfig(path=bright_model), CPU)))) is first
+    assert shared_detector(DetectorSpec(ModelConfig(path=bright_model), DetectConfig(batch_sizes=(1,)))) is not first
 
 
 @pytest.fixture(scope="module")

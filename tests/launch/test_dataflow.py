@@ -296,7 +296,7 @@ def test_a_config_with_a_fault_is_refused_by_the_service_and_is_a_wrong_command(
     assert text.count(there) == 1
     (tmp_path / "faulty.yaml").write_text(text.replace(there, instead))
     assert run.main(["--config", str(tmp_path / "faulty.yaml"), *batch[2:], "--sdk_container_image=reg/worker:gpu"]) == 2
-    assert capfd.readouterr().err.endswith(f"error: DataflowRunner refuses the job: {said}\n")
+    assert capfd.readouterr().err.splitlines()[-1].startswith(f"error: DataflowRunner refuses the job: {said}")
 
 
 def test_a_stream_in_a_region_that_there_is_not_is_refused(stream, capfd):
