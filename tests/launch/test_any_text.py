@@ -61,7 +61,7 @@ class Asking:
         }
         if kind in IN_JSON:
             return json.dumps({**extra, "request_id": request_id, **in_json.get(kind, {"uri": path})}).encode(), {}
-        notice = {"eventType": "OBJECT_FINALIZE", "bucketId": self._bucket, "objectId": name, "objectGeneration": name}
+        notice = {"eventType": "OBJECT_FINALIZE", "bucketId": self._bucket, "objectId": f"{name}.jpg", "objectGeneration": name}
         letter = {"image": {"uri": path}, "stage": "read", "reason": "not_found", "message": name, "extra": extra}
         contents = {"bytes": self._png, "text": path.encode(), "dead letter": json.dumps(letter).encode(), "notification": b"{}"}
         return contents[kind], {"request_id": request_id, "name": name, **(notice if kind == "notification" else {})}
