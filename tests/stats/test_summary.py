@@ -93,6 +93,7 @@ def test_the_summary_has_the_figures_of_the_contract():
         "images": {"read": 6, "detected": 3, "dead": 2, "skipped": 1},
         "skipped_by_kind": {},
         "done_before": 1,
+        "dead_before": 0,
         "images_per_second": 1.5,
         "wall_seconds": 2.0,
         "startup_seconds": 2.5,
