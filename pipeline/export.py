@@ -32,7 +32,9 @@ _NAMES = (*FORMATS, _CROPS)
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     flags = make_parser().parse_args(argv)
-    return run_command(lambda: _export(flags), "the export failed", "stopped; earlier exports are as they were")
+    return run_command(
+        lambda: _export(flags), "the export failed", "stopped; the files of a format that are there belong together"
+    )
 
 
 def _export(flags: argparse.Namespace) -> int:

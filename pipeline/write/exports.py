@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import pkgutil
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,11 +19,13 @@ from pipeline.errors import InputError
 from pipeline.results.class_names import class_names_of
 from pipeline.results.current import current_rows
 from pipeline.results.layout import EXPORTS, check_output
+from pipeline.results.lock import locked
 from pipeline.results.reader import undisturbed
 from pipeline.results.run import Run
 from pipeline.results.wanted import ALL, Wanted
-from pipeline.storage.files import create, move_files
+from pipeline.storage.files import create, delete_files, folders_of, move_files, sync
 from pipeline.write.data_set import DataSet, data_set_of
+from pipeline.write.one_model import of_one_model
 
 
 class Format(NamedTuple):
@@ -34,6 +36,9 @@ class Format(NamedTuple):
 
 
 _DATA_SETS = ("coco", "yolo", "voc")  # whose images have names below a root
+_BY_NUMBER = ("coco", "yolo", "tfrecord")  # which tell classes apart by their numbers
+_ONE_ROW = (*_BY_NUMBER, "voc", "cvat")  # which have one place for an image
+_WAIT_SECONDS = 600.0  # for another export to the same folder
 
 FORMATS = {name: Format(tuple(files), pkgutil.resolve_name(writer)) for name, (writer, *files) in EXPORT_FORMATS.items()}
 
@@ -70,10 +75,15 @@ def export(
       allow_empty: Whether an export may hold no row.
 
     Raises:
-      InputError: The ground truth has no COCO annotations, no image lies in the root, or there is no such row.
+      InputError: The ground truth has no COCO annotations, no image lies in the root, there is no such row, or a format cannot
+        hold rows of several models, or two names of a class.
       UnreadableError: Rows cannot be read now, or some are damaged; an earlier export stays as it is.
       OutputError: The folder cannot be written.
     """
+    if wanted.every and (one := next((name for name in formats if name in _ONE_ROW), "")):
+        raise InputError(
+            f"{one} holds one row an image, and with --all an image may have several; leave it out, or write csv or jsonl"
+        )
     staging, to = Run(to or output, f"export-{uuid.uuid4().hex[:12]}"), to or f"{output}/{EXPORTS}"
     check_output(to)
     done, data_set = Exported([], 0, []), None
@@ -83,13 +93,28 @@ def export(
             if name in _DATA_SETS:
                 data_set = data_set or undisturbed(partial(_data_set, output, wanted, root))
                 more["data_set"] = data_set
-            read = partial(current_rows, output, wanted, sort=sort)
+            read = partial(_rows, output, wanted, name, sort)
             rows, notes = undisturbed(partial(_write, FORMATS[name], read, staging.folder, **more))
             if not (rows or allow_empty):
                 raise InputError(f"{output} holds no row of detections{wanted.flags()}")
             done = Exported([*done.files, *FORMATS[name].files], rows, [*done.notes, *notes])
-        move_files({f"{staging.folder}/{name}": f"{to}/{name}" for name in done.files})
+        _put(staging.folder, to, formats)
     return done._replace(files=[f"{to}/{name}" for name in done.files])
+
+
+def _rows(output: str, wanted: Wanted, name: str, sort: bool) -> Iterator[dict[str, Any]]:
+    rows = current_rows(output, wanted, sort=sort)
+    return of_one_model(rows, name, by_number=name in _BY_NUMBER) if name in _ONE_ROW else rows
+
+
+def _put(staging: str, to: str, formats: Sequence[str]) -> None:
+    """Gives the files of formats their names; files of one format are never of two exports, however this ends."""
+    files = [name for each in dict.fromkeys(formats) for name in FORMATS[each].files]
+    with locked(to, "export", wait_s=_WAIT_SECONDS, what="export"):
+        later = [f"{to}/{name}" for each in formats for name in FORMATS[each].files[1:]]
+        delete_files(later)
+        sync(folders_of(later))
+        move_files({f"{staging}/{name}": f"{to}/{name}" for name in files})
 
 
 def _data_set(output: str, wanted: Wanted, root: str) -> DataSet:
