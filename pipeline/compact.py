@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pipeline.config.dates import days_flag
 from pipeline.errors import CommandParser, run_command
 from pipeline.results.compact import compact
-from pipeline.results.layout import check_output, results_folder
+from pipeline.results.layout import check_output, check_results, results_folder
 
 _WAIT_SECONDS = 3600.0
 
@@ -32,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _compact(flags: argparse.Namespace) -> int:
     until = days_flag("--until", flags.until)[1] if flags.until else 0.0
     check_output(output := results_folder(flags.output if flags.folder is None else flags.folder))
+    check_results(output)
     done = compact(output, until, keep_latest=flags.keep == "latest", wait_s=flags.busy_wait_s)
     if not done.before:
         print(f"nothing to compact in {output}")

@@ -22,7 +22,7 @@ from google.cloud import bigquery
 from pipeline.config.dates import days_flag
 from pipeline.errors import CommandParser, ConfigError, run_command
 from pipeline.results.bigquery_loader import load
-from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, results_folder
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, check_results, results_folder
 
 _EMULATOR = "BIGQUERY_EMULATOR_HOST"  # the client reads it, too
 
@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _load(flags: argparse.Namespace) -> int:
     output, tables = results_folder(flags.output), _tables(flags)
+    check_results(output)
     since = days_flag("--since", flags.since)[0] if flags.since else 0.0
     try:
         done = load(output, tables, _client(tables[DETECTIONS]), since)

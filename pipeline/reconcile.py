@@ -1,21 +1,21 @@
 """`detect-objects reconcile`, `python -m pipeline.reconcile`: which images have a result, and which have none.
 
-    detect-objects reconcile --input 'gs://cams/raw/**' --output gs://cams/detections [--model …] [--write-missing FILE.jsonl]
+    detect-objects reconcile --config job.yaml [the flags of the job] [--write-missing FILE.jsonl]
 
-Compares the listing of inputs with the rows of a results folder, and prints a table. Each listed image has one status:
+It takes the settings of a job, and asks what that job would ask: it lists the inputs, also what is in archives, videos and
+TFRecord files, and compares them with the keys of the rows. Each listed image has one status:
 
-- done: a row of the listed generation (of any generation, if a manifest names none)
-- dead: no row, but a dead letter of this generation, or of an unknown one
-- stale: rows of other generations only
-- missing: none of these
+- done: a row of this generation, model version and settings
+- dead: no row, but a permanent failure of the same
+- stale: to be done; rows of this model version and settings are of other generations only
+- missing: to be done; none of these
 
-On top come `orphaned` images: those with rows that the inputs' patterns would name, but that are gone. Rows count whatever their
-settings were; with `--model` only those of this model version do.
+On top come `orphaned` images: those with rows that the inputs' patterns would name, but that are gone.
 
-Memory holds hashes: 8 bytes for each listed image, 16 for each row, and two entries of a dictionary for each dead letter.
+Memory holds hashes: 16 bytes for each listed image, 24 for each row; and the reasons of dead letters.
 
-Exit code 0: complete, each listed image is done or permanently dead; 1: it is not, or storage does not answer; 2: a wrong
-command or place; 130: stopped.
+Exit code 0: complete, the job would find nothing new; 1: it is not, or storage does not answer; 2: a wrong command or place; 130:
+stopped.
 """
 
 from __future__ import annotations
@@ -23,39 +23,43 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import posixpath
 import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import compress, islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from models.progress import shown
-from pipeline.config import ReadConfig, load_config
+from pipeline.config import Config, check_model_is_named, load_config
+from pipeline.config.flags import add_setting_flags, overrides
 from pipeline.config.paths import local_path
 from pipeline.detect.load_model import name_and_version
 from pipeline.errors import CommandParser, ConfigError, InputError, run_command
-from pipeline.failures import FOR_GOOD
 from pipeline.log_lines import say
 from pipeline.read.containers import images_in
+from pipeline.read.done_rows import DETECTED, NEW, DoneRows
 from pipeline.read.list_images import check_inputs, list_images
 from pipeline.read.manifests import is_manifest
-from pipeline.read.names import file_of, is_container, record_range
-from pipeline.records import DeadLetter, ImageRef, identity_hash, row_bytes
-from pipeline.results.completion import contains
+from pipeline.read.names import file_of, is_container
+from pipeline.records import DeadLetter, ImageRef, row_bytes
+from pipeline.results.completion import RowVersion, contains, row_keys
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, check_output, results_folder
 from pipeline.results.reader import ResultsFolder, undisturbed
-from pipeline.results.rows import uri_of
+from pipeline.results.rows import exact_uris
 from pipeline.storage.files import UNFINISHED, create, delete_files, move_files
-from pipeline.storage.listing import location_of
+from pipeline.storage.listing import MAX_PARALLEL, location_of
 
 COMPLETE, INCOMPLETE = 0, 1
 STATUSES = ("done", "dead", "stale", "missing")
 ORPHANED = "orphaned"
-LEFT_OUT = "left out"  # a TFRecord file, whose content is not read
 _WRITTEN = ("missing", "dead", "stale", ORPHANED)
 _EXAMPLES = 5
 _AT_ONCE = 65_536  # images
@@ -65,10 +69,10 @@ class Found(NamedTuple):
     """One image with its status.
 
     Attributes:
-      status: One of `STATUSES`, `ORPHANED`, or `LEFT_OUT`.
+      status: One of `STATUSES`, or `ORPHANED`.
       uri: The image.
       generation: The listed one; of an orphaned image, that of a row.
-      reason: Why a dead image has no row.
+      reason: Why it failed the last time, if it has no row.
     """
 
     status: str
@@ -84,12 +88,10 @@ class Reconciled:
     Attributes:
       counts: Images by status, orphaned ones too.
       examples: A few images of each status.
-      transient: How many images failed for a transient reason.
     """
 
     counts: Counter[str] = dataclasses.field(default_factory=Counter)
     examples: dict[str, list[Found]] = dataclasses.field(default_factory=dict)
-    transient: int = 0
 
     @property
     def listed(self) -> int:
@@ -98,8 +100,8 @@ class Reconciled:
 
     @property
     def is_complete(self) -> bool:
-        """Whether each image is done or has failed permanently, so that a run would have nothing to do."""
-        return not (self.counts["missing"] or self.counts["stale"] or self.transient)
+        """Whether the job would find nothing new."""
+        return not (self.counts["missing"] or self.counts["stale"])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -112,30 +114,27 @@ def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
     parser = CommandParser(
         prog="detect-objects reconcile",
-        description="Says which images have a result and which have none.",
-        epilog="exit code: 0 complete; 1 images are missing, stale, or dead for a transient reason; 2 wrong command or place",
+        usage="detect-objects reconcile [--config FILE] [--input PATTERN [PATTERN ...]] [--output FOLDER] [--model PATH] "
+        "[flags of the job] [--write-missing FILE.jsonl]",
+        description="Says which images of a job have a result and which have none. It takes the flags of the job.",
+        epilog="exit code: 0 complete, the job would find nothing new; 1 images are missing or stale; 2 wrong command or place",
     )
-    add = parser.add_argument
-    text = "YAML file of a job: its input, output and dates count"
-    add("--config", action="append", default=[], metavar="FILE", help=text)
-    add("--input", nargs="+", action="extend", metavar="PATTERN", help="the images, as a job takes them")
-    add("--output", metavar="FOLDER", help="the results folder or archive, local or gs://")
-    add("--dates", help="days for which {date} in an input stands")
-    add("--fps", help="the frames of a second of video that the job read; default: 1")
-    add("--model", metavar="PATH", help="count only rows of this model version; default: of any")
+    text = "YAML file of the job; of several the last one wins"
+    parser.add_argument("--config", action="append", default=[], metavar="FILE", help=text)
+    add_setting_flags(parser)
     for name in _WRITTEN:
         text = f"write the {name} images to a manifest, which a job takes as --input"
-        add(f"--write-{name}", metavar="FILE.jsonl", help=text)
+        parser.add_argument(f"--write-{name}", metavar="FILE.jsonl", help=text)
     return parser
 
 
 def _run(flags: argparse.Namespace) -> int:
-    given = {"input": flags.input, "output": flags.output, "dates": flags.dates, "read.fps": flags.fps, "model.path": flags.model}
-    config = load_config(flags.config, {name: value for name, value in given.items() if value})
+    config = load_config(flags.config, overrides(flags))
     if not config.output or "/topics/" in config.output:
         raise ConfigError("no output: expected --output with a results folder or archive, local or gs://")
     check_inputs(config.patterns(), allow_empty=True)
-    model = name_and_version(config.model, config.detect.engine) if flags.model else None
+    check_model_is_named(config.model, config.detect)
+    version = RowVersion.of(config.as_dict(), name_and_version(config.model, config.detect.engine))
     paths = {name: local_path(path) for name in _WRITTEN if (path := getattr(flags, f"write_{name}"))}
     check_output(output := results_folder(config.output), write=False)
     # manifests get their names when all is compared
@@ -150,7 +149,7 @@ def _run(flags: argparse.Namespace) -> int:
                     row = {"uri": found.uri, **({"generation": found.generation} if found.generation else {})}
                     files[found.status].write(row_bytes(row) + b"\n")
 
-            return reconcile(config.all_patterns(), output, model, write, read=config.read)
+            return reconcile(config, output, version, write)
 
     try:
         outcome = undisturbed(compare)
@@ -169,100 +168,88 @@ def _table(outcome: Reconciled) -> Iterator[str]:
     """What there is, with a few examples of what is wrong."""
     yield f"{outcome.listed:>11,} listed"
     for status in (*STATUSES, ORPHANED):
-        note = f" ({outcome.transient:,} of them for a transient reason)" if status == "dead" and outcome.transient else ""
-        yield f"{outcome.counts[status]:>11,} {status}{note}"
+        yield f"{outcome.counts[status]:>11,} {status}"
         for found in outcome.examples.get(status, ()) if status != "done" else ():
             yield f"            {found.uri}{f'  {found.reason}' if found.reason else ''}"
-    if outcome.counts[LEFT_OUT]:
-        yield f"{outcome.counts[LEFT_OUT]:>11,} TFRecord files left out: what is in them is not looked at"
     yield "complete" if outcome.is_complete else "not complete: the same job does what is missing or stale"
 
 
 def reconcile(
-    patterns: Sequence[str],
-    output: str,
-    model: tuple[str, str] | None = None,
-    write: Callable[[Found], None] = lambda _found: None,
-    *,
-    read: ReadConfig | None = None,
+    config: Config, output: str, version: RowVersion, write: Callable[[Found], None] = lambda _found: None
 ) -> Reconciled:
-    """Compares the images that inputs name with the rows in a results folder.
+    """Compares the images that a job's inputs name with the rows in a results folder.
 
     Args:
-      patterns: Files, folders, globs, manifests, as `--input` takes them.
+      config: The job's settings.
       output: The results folder or archive, local or `gs://`.
-      model: Name and version: rows of others do not count; None: those of all do.
+      version: The model, its version and the settings whose rows count.
       write: Called for each image with its status, in the order of the listing.
-      read: How images were read; it decides which frames of a video are listed.
 
     Raises:
       InputError: An input cannot be listed.
       FileNotFoundError: A compaction has deleted a shard meanwhile; begin anew.
     """
     outcome = Reconciled()
-    for found in _findings(patterns, output, model, read or ReadConfig()):
+    for found in _findings(config, output, version):
         outcome.counts[found.status] += 1
-        outcome.transient += found.status == "dead" and found.reason not in FOR_GOOD
         if len(examples := outcome.examples.setdefault(found.status, [])) < _EXAMPLES:
             examples.append(found)
         write(found)
     return outcome
 
 
-def _findings(patterns: Sequence[str], output: str, model: tuple[str, str] | None, read: ReadConfig) -> Iterator[Found]:
-    of_rows = ((_hash(uri), _hash(uri, row["generation"])) for uri, row in _rows(output, DETECTIONS, model))
-    known = np.fromiter(of_rows, np.dtype((np.uint64, 2))).ravel()
+def _findings(config: Config, output: str, version: RowVersion) -> Iterator[Found]:
+    done = DoneRows(output, version, run=uuid.uuid4().hex)
+    letters = {uri: row for batch in _rows(output, DEAD_LETTERS, version) for uri, row in _named(batch, "reason")}
+    known = np.concatenate(
+        [np.zeros(0, np.uint64), *(_hashes(exact_uris(batch)) for batch in _rows(output, DETECTIONS, version))]
+    )
     known.sort()  # in place: a copy would take as much again
-    letters: dict[int, tuple[Any, ...]] = {}  # the newest count
-    for uri, row in _rows(output, DEAD_LETTERS, model):
-        for each in (_hash(uri), _hash(uri, row["generation"])):
-            letters[each] = max(letters.get(each, ()), (row["made_at"], row["reason"]))
     seen: list[np.ndarray] = []
-    refs = shown(_listed(patterns, output, read), "comparing", "images")
-    while some := list(islice(refs, _AT_ONCE)):
-        images = np.fromiter((_hash(ref.uri) for ref in some), np.uint64, len(some))
-        exact = np.fromiter((_hash(ref.uri, ref.generation or None) for ref in some), np.uint64, len(some))
-        facts = zip(some, exact.tolist(), contains(known, images), contains(known, exact), strict=True)
-        for ref, wanted, has_row, is_done in compress(facts, _add(seen, images)):  # several inputs may name one image
-            letter = letters.get(wanted) or letters.get(_hash(ref.uri, ""))
-            if record_range(ref.uri):
-                yield Found(LEFT_OUT, ref.uri)
-            elif letter and not is_done:
-                yield Found("dead", ref.uri, ref.generation, letter[1])
-            else:
-                yield Found("done" if is_done else "stale" if has_row else "missing", ref.uri, ref.generation)
-    places = [location_of(pattern) for pattern in patterns if not is_manifest(pattern)]
-    detected = _rows(output, DETECTIONS, model) if places else iter(())
-    while pairs := list(islice(detected, _AT_ONCE)):
-        for uri, row in compress(pairs, _add(seen, np.fromiter((_hash(uri) for uri, _ in pairs), np.uint64, len(pairs)))):
+    refs = shown(_listed(config, output), "comparing", "images")
+    with ThreadPoolExecutor(MAX_PARALLEL, "ask-generation") as pool:
+        while some := list(islice(refs, _AT_ONCE)):
+            hashes = _hashes([ref.uri for ref in some])
+            facts = zip(some, done.among(some, pool).tolist(), contains(known, hashes).tolist(), strict=True)
+            for ref, became, has_row in compress(facts, _add(seen, hashes)):  # several inputs may name one image
+                to_do = "stale" if has_row else "missing"
+                status = to_do if became == NEW else "done" if became == DETECTED else "dead"
+                yield Found(status, ref.uri, ref.generation, "" if status == "done" else letters.get(ref.uri, ""))
+    places = [location_of(pattern) for pattern in config.all_patterns() if not is_manifest(pattern)]
+    for batch in _rows(output, DETECTIONS, version) if places else ():
+        for uri, generation in compress(_named(batch, "generation"), _add(seen, _hashes(exact_uris(batch)))):
             file = file_of(uri)
             if any(file.startswith(place.folder) and place.matches(file[len(place.folder) :]) for place in places):
-                yield Found(ORPHANED, uri, row["generation"])
+                yield Found(ORPHANED, uri, generation)
 
 
-def _listed(patterns: Sequence[str], output: str, read: ReadConfig) -> Iterator[ImageRef]:
-    """The listed images, and those of listed archives and videos, which are read for it."""
-    for ref in list_images(patterns, output):
+def _listed(config: Config, output: str) -> Iterator[ImageRef]:
+    """The images as the job lists them; those of containers are read for it."""
+    for ref in list_images(config.all_patterns(), output, allowed=config.stream.allow_uri_prefix):
         if isinstance(ref, DeadLetter):
             continue
-        if is_container(ref.uri) and not record_range(ref.uri):
-            yield from (image.ref for image in images_in(ref, read) if not isinstance(image, str))
+        if is_container(ref.uri):
+            found = images_in(ref, config.read, config.detect.max_megapixels)
+            yield from (image.ref for image in found if not isinstance(image, str))
         else:
             yield ref
 
 
-def _rows(output: str, kind: str, model: tuple[str, str] | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a kind with their images, without those of other models."""
-    columns = ["uri", "uri_bytes", "generation", "model", "version", *(["reason", "made_at"] if kind == DEAD_LETTERS else [])]
+def _rows(output: str, kind: str, version: RowVersion) -> Iterator[pa.RecordBatch]:
+    """The rows of a kind, of this version."""
+    wanted = {"model": version.model, "version": version.version, "settings": version.settings_of(kind)}
+    columns = ["uri", "uri_bytes", "generation", *wanted, *(["reason"] if kind == DEAD_LETTERS else [])]
     for _, batch in ResultsFolder(output, (kind,)).batches(columns=columns):
-        for row in batch.to_pylist():
-            of_row = (row["model"], row["version"])
-            if model is None or of_row == model or (kind == DEAD_LETTERS and not any(of_row)):
-                yield uri_of(row), row
+        is_wanted = [pc.equal(batch[name], value) for name, value in wanted.items()]
+        yield batch.filter(functools.reduce(pc.and_, is_wanted))
 
 
-def _hash(uri: str, generation: str | None = None) -> int:
-    return identity_hash(uri if generation is None else f"{uri}\0{generation}")
+def _named(batch: pa.RecordBatch, column: str) -> Iterator[tuple[str, str]]:
+    return zip(exact_uris(batch), batch[column].to_pylist(), strict=True)
+
+
+def _hashes(uris: Sequence[str]) -> np.ndarray:
+    return row_keys((uri, "", "", "", "") for uri in uris)
 
 
 def _add(seen: list[np.ndarray], hashes: np.ndarray) -> np.ndarray:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import itertools
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from models.quiet import gc_paused
 from pipeline.config import MonitoringConfig, check_applies, check_model_is_named, load_config, load_monitoring, settings
+from pipeline.config.flags import add_setting_flags, overrides
 from pipeline.errors import DONE, EXIT_CODES, CommandParser, ConfigError, run_command
 from pipeline.log_lines import log_lines
 from pipeline.secrets import masked_arguments
@@ -142,48 +142,13 @@ def make_parser(*, every: bool = False) -> argparse.ArgumentParser:
     parser.add_argument(
         "--verbose", action="store_true", help="--log-level info: show Beam's and TensorFlow's logs, and tracebacks"
     )
-    for section, of_section in itertools.groupby(settings(), key=lambda setting: setting.key.rpartition(".")[0]):
-        group = parser.add_argument_group(f"{section or 'job'} settings") if every else parser
-        for setting in filter(lambda setting: setting.flag, of_section):
-            shown = "" if setting.default in (None, "", [], False) else f" (default: {setting.default})"
-            help_text = (setting.help + shown).replace("%", "%%") if every else argparse.SUPPRESS
-            group.add_argument(
-                setting.flag, **_argument(setting.schema), dest=setting.key, default=argparse.SUPPRESS, help=help_text
-            )
+    add_setting_flags(parser, every=every)
     return parser
 
 
-def _argument(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `add_argument` for a setting; the config checks its value."""
-    kind = schema.get("type")
-    if kind == "boolean" and "anyOf" in schema:  # or a folder
-        return {"nargs": "?", "const": True, "metavar": "FOLDER"}
-    if kind == "boolean":
-        return {"action": argparse.BooleanOptionalAction}
-    if kind == "array":
-        return {"action": "extend", "nargs": "+", "metavar": _options(schema.get("items", {})) or "VALUE"}
-    return {"metavar": _options(schema) or _METAVARS.get(str(kind), "TEXT")}
-
-
-def _options(schema: Mapping[str, Any]) -> str:
-    return "{" + ",".join(schema["enum"]) + "}" if "enum" in schema else ""
-
-
-_METAVARS = {"integer": "N", "number": "X"}
-
-
 def _overrides(flags: argparse.Namespace) -> dict[str, Any]:
-    """The given flags by dotted key; splits lists at commas, except file names."""
-    given = ({"monitoring.log_level": "info"} if flags.verbose else {}) | vars(flags)
-    return {
-        setting.key: _parts(value) if isinstance(value, list) and setting.key != "input" else value
-        for setting in settings()
-        if (value := given.get(setting.key)) is not None
-    }
-
-
-def _parts(texts: Sequence[str]) -> list[str]:
-    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
+    """The given flags by dotted key."""
+    return ({"monitoring.log_level": "info"} if flags.verbose else {}) | overrides(flags)
 
 
 if __name__ == "__main__":

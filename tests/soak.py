@@ -8,7 +8,7 @@ In each hour storage and Pub/Sub are away for five minutes each, a model version
 stream. In each hour of the first third the job is killed once, and once restarted by SIGTERM. The last process then runs for two
 thirds of the time, and its metrics show whether memory, threads and open files stay flat.
 
-At the end each image has one row of a model version, each request a complete answer, and a reconciliation finds nothing missing.
+At the end each image has one row of a model version, each request a complete answer, and a check finds nothing damaged.
 Exit code 0: so it is; 1: it is not; 2: an emulator is missing. Figures go to `.bench/soak.json`.
 """
 
@@ -127,7 +127,7 @@ class Soak:
         self._bucket = _new_bucket(storage)
         self._archive, images = (f"gs://{self._bucket.name}/{name}" for name in ("archive", "in/"))
         self._compact = ("pipeline.compact", "--output", self._archive)
-        self._reconcile = ("pipeline.reconcile", "--input", f"{images}**", "--output", self._archive)
+        self._check = ("pipeline.check", self._archive)
         (self._port,) = free_ports(1)
         flags = ["--archive", self._archive, "--metrics-port", self._port, "--metrics-host", "127.0.0.1"]
         flags += ["--allow-uri-prefix", images, "--answer-deadline-s", 600]
@@ -221,7 +221,7 @@ class Soak:
 
     def _figures(self, code: int) -> dict[str, Any]:
         codes = {"stream": code}
-        for module, *arguments in (self._compact, self._reconcile):
+        for module, *arguments in (self._compact, self._check):
             codes[module] = ForkedJob(arguments, self._folder / f"{module}.log", module=module).wait()
         rows, dead = (self._rows(kind) for kind in ("detections", "dead_letters"))
         feed = self._feed

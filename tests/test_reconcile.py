@@ -11,14 +11,19 @@ from hypothesis import strategies as st
 from models import progress
 from pipeline import reconcile as reconciled
 from pipeline import run
+from pipeline.config import load_config
 from pipeline.reconcile import Found, main, reconcile
+from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DETECTIONS
 from pipeline.results.reader import list_shards
 from pipeline.storage.files import delete_files
+from tests import tfrecord_files
 from tests.conftest import write_bright_image
-from tests.shard_rows import OTHER, VERSION, detected, failed, write_rows
+from tests.shard_rows import detected, failed, write_rows
 
 SECOND = 1_700_000_000
+VERSION = RowVersion.of(load_config([], {"model.path": "digits"}).as_dict(), ("digits", "1"))
+OTHER = VERSION._replace(version="2")
 
 
 @pytest.fixture
@@ -42,10 +47,11 @@ def put_rows(images, letters=(), *, version=VERSION, output="out", **more):
     write_rows(output, images, [failed(absolute(uri), *rest) for uri, *rest in letters], version=version, **more)
 
 
-def statuses(*patterns, model=None, output="out"):
+def statuses(*patterns, version=VERSION, output="out"):
     """Each image's status, and the outcome."""
     told: list[Found] = []
-    outcome = reconcile(patterns or ("in/**",), output, model, told.append)
+    config = load_config([], {"input": list(patterns or ("in/**",)), "output": output, "model.path": "digits"})
+    outcome = reconcile(config, output, version, told.append)
     assert len(told) == len(set(told))
     return {(found.status, found.uri.removeprefix(f"{os.getcwd()}/")) for found in told}, outcome
 
@@ -57,7 +63,7 @@ def absolute(uri):
 
 def printed(capsys, *arguments):
     """Exit code, and what the command printed."""
-    code = main(["--input", "in/**", "--output", "out", *arguments])
+    code = main(["--input", "in/**", "--output", "out", "--model", "digits", *arguments])
     captured = capsys.readouterr()
     return code, captured.out.splitlines(), captured.err
 
@@ -76,7 +82,7 @@ def test_what_a_job_did_is_complete_and_what_came_afterwards_is_missing(folder, 
 
     write_bright_image(folder / "in" / "d.png", (64, 48), (10, 12, 30, 36))
     (folder / "in" / "a.png").write_bytes((folder / "in" / "a.png").read_bytes() + b" ")
-    code, said, _ = printed(capsys, "--write-missing", "missing.jsonl", "--write-stale", "stale.jsonl")
+    code, said, _ = printed(capsys, "--model", bright_model, "--write-missing", "missing.jsonl", "--write-stale", "stale.jsonl")
     assert code == 1
     assert said == [
         "          4 listed",
@@ -100,7 +106,8 @@ def test_what_a_job_did_is_complete_and_what_came_afterwards_is_missing(folder, 
     [
         (["--input", "in/**"], "error: no output: expected --output"),
         (["--output", "out"], "error: no input: expected --input"),
-        (["--input", "in/**", "--output", "out"], "error: output 'out': expected a results folder"),
+        (["--input", "in/**", "--output", "out", "--model", "digits"], "error: output 'out': expected a results folder"),
+        (["--input", "in/**", "--output", "out"], "error: no model"),
         (["--input", "in/**", "--output", "projects/p/topics/t"], "error: no output: expected --output"),
         (["--input", "gs://", "--output", "out"], "error: input gs:"),
         (["--input", "in/**", "--output", "out", "--model", "nothing-here"], "error: model nothing-here"),
@@ -119,7 +126,7 @@ def test_a_wrong_command_is_one_line(folder, capsys, arguments, said):
 def test_a_pattern_that_names_nothing_is_not_complete(folder, capsys):
     """As a wrong path; where all images are gone, their rows are orphaned."""
     put_rows([("in/a", "1")])
-    assert main(["--input", "inn/**", "--output", "out"]) == 2
+    assert main(["--input", "inn/**", "--output", "out", "--model", "digits"]) == 2
     assert re.fullmatch(r"error: input inn/\*\*: names no image, .*; check the path\n", capsys.readouterr().err)
     assert printed(capsys)[0] == 0
 
@@ -127,7 +134,7 @@ def test_a_pattern_that_names_nothing_is_not_complete(folder, capsys):
 def test_a_manifest_has_its_name_only_when_all_is_compared(folder, capsys):
     (folder / "list.txt").write_text("in/a.png\n")
     (folder / "loop.txt").symlink_to("loop.txt")
-    code = main(["--input", "list.txt", "loop.txt", "--output", "out", "--write-missing", "missing.jsonl"])
+    code = main(["--input", "list.txt", "loop.txt", "--output", "out", "--model", "digits", "--write-missing", "missing.jsonl"])
     assert (code, capsys.readouterr().err.count("\n")) == (2, 1)
     assert sorted(os.listdir()) == ["list.txt", "loop.txt"]
 
@@ -136,8 +143,8 @@ def test_on_cloud_storage(gcs_bucket, capsys):
     for name in ("a", "b"):
         gcs_bucket.blob(f"raw/{name}.png").upload_from_string(b"x")
     output, uri = f"gs://{gcs_bucket.name}/out", f"gs://{gcs_bucket.name}/raw/a.png"
-    write_rows(output, [detected(uri, str(gcs_bucket.get_blob("raw/a.png").generation))])
-    assert main(["--input", f"gs://{gcs_bucket.name}/raw/**", "--output", output]) == 1
+    write_rows(output, [detected(uri, str(gcs_bucket.get_blob("raw/a.png").generation), version=VERSION)], version=VERSION)
+    assert main(["--input", f"gs://{gcs_bucket.name}/raw/**", "--output", output, "--model", "digits"]) == 1
     assert capsys.readouterr().out.splitlines()[:2] == ["          2 listed", "          1 done"]
 
 
@@ -147,20 +154,22 @@ def test_rows_of_other_images_count_only_where_the_pattern_names_them(folder):
     assert statuses()[0] == {("missing", "in/a"), ("orphaned", "in/gone\udc80")}
 
 
-def test_only_rows_of_a_named_model_count(folder):
+def test_only_rows_of_the_job_count(folder):
+    """D5: rows of any version made a check after a release green."""
     now = put("in/a")
     put_rows([("in/a", now)])
-    assert statuses(model=("yolo", "7"))[0] == {("done", "in/a")}
-    assert statuses(model=("yolo", "8"))[0] == {("missing", "in/a")}
-    put_rows([("in/a", now)], version=OTHER)
     assert statuses()[0] == {("done", "in/a")}
+    for other in (OTHER, VERSION._replace(settings="00000000")):
+        assert statuses(version=other)[0] == {("missing", "in/a")}
+    put_rows([("in/a", now)], version=OTHER)
+    assert statuses()[0] == statuses(version=OTHER)[0] == {("done", "in/a")}
 
 
-def test_a_manifest_names_images_of_any_generation_and_no_orphans(folder):
-    put("in/a")
-    (folder / "list.txt").write_text("in/a\nin/b\ngs://b/c\n")
-    put_rows([("in/a", "0-1"), ("in/other", "1")], [("gs://b/c", "7")])
-    assert statuses("list.txt")[0] == {("done", "in/a"), ("missing", "in/b"), ("dead", "gs://b/c")}
+def test_the_images_of_a_manifest_have_the_generation_that_they_have_now_and_no_orphans(folder):
+    now = put("in/a"), put("in/c")
+    (folder / "list.txt").write_text("in/a\nin/b\nin/c\n")
+    put_rows([("in/a", "0-1"), ("in/other", "1"), ("in/c", now[1])], [("in/b", "7")])
+    assert statuses("list.txt")[0] == {("stale", "in/a"), ("missing", "in/b"), ("done", "in/c")}
 
 
 def test_an_image_that_several_inputs_name_counts_once_however_few_are_compared_at_once(folder, monkeypatch):
@@ -170,23 +179,24 @@ def test_an_image_that_several_inputs_name_counts_once_however_few_are_compared_
     assert statuses("in/**", "in/[0-4]", "in/3")[1].listed == 9
 
 
-def test_what_is_complete(folder):
-    now = put("in/a")
-    put_rows([], [("in/a", now)])
+def test_what_is_complete_is_what_the_job_would_not_do(folder):
+    put_rows([], [("in/a", put("in/a"))])
     assert statuses()[1].is_complete, "permanently dead is done"
-    put("in/b")
+    assert not statuses(version=VERSION._replace(limits="00000000"))[1].is_complete, "with other limits it is tried again"
+    now = put("in/b")
     assert not statuses()[1].is_complete
-    put_rows([], [("in/b", "")])
-    assert statuses()[1].is_complete
-    write_rows("out", letters=[failed(f"{folder}/in/b", "", stage="read", reason="storage_unavailable")], made_at=2e9)
-    outcome = statuses()[1]
-    assert (outcome.transient, outcome.is_complete) == (1, False)
+    letter = failed(f"{folder}/in/b", now, stage="read", reason="storage_unavailable")
+    write_rows("out", letters=[letter], version=VERSION, made_at=2e9)
+    assert not statuses()[1].is_complete and statuses()[1].examples["missing"][0].reason == "storage_unavailable"
 
 
-def test_tfrecord_files_and_results_are_no_images(folder):
-    put("in/a.tfrecord")
+def test_images_of_tfrecord_files_and_archives_are_listed_and_results_are_none(folder):
+    """D5: an input of TFRecord files alone was complete without any row."""
+    os.mkdir("in")
+    images = [tfrecord_files.example(image_encoded=content) for content in (b"\xff\xd8\xff", b"\xff\xd8\xff!")]
+    tfrecord_files.write(folder / "in" / "a.tfrecord", *images)
     put_rows([("x", "1")], output="in")
-    assert reconcile(["in/**"], "in").counts == {"left out": 1}
+    assert statuses(output="in")[1].counts == {"missing": 2}
 
 
 def test_a_shard_that_a_compaction_takes_away_meanwhile_is_no_missing_image_and_the_command_compares_again(
@@ -195,7 +205,7 @@ def test_a_shard_that_a_compaction_takes_away_meanwhile_is_no_missing_image_and_
     put_rows([("in/a", put("in/a"))])
     put_rows([("in/b", put("in/b"))])
     with pytest.raises(FileNotFoundError):
-        for _ in reconciled._rows("out", DETECTIONS, None):
+        for _ in reconciled._rows("out", DETECTIONS, VERSION):
             delete_files(shard.path for shard in list_shards("out"))
     put_rows([(name, put(name)) for name in ("in/a", "in/b")])
     failures = [FileNotFoundError()]
@@ -228,7 +238,7 @@ def test_all_that_is_listed_has_one_status_however_few_are_compared_at_once(tmp_
         patch.setattr(reconciled, "_AT_ONCE", data.draw(st.integers(1, 5)))
         told, outcome = statuses(f"{root}/in/**", output=f"{root}/out")
     done = there & (now | twice)
-    dead_ones = (there & (of_any | of_this)) - done
+    dead_ones = (there & of_this) - done
     stale = (there & old) - done - dead_ones
     expected = {"done": done, "dead": dead_ones, "stale": stale, "missing": there - done - dead_ones - stale}
     expected |= {"orphaned": (old | now | twice) - there}

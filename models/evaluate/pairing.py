@@ -5,9 +5,9 @@ need; the frame of a video has none. A member of an archive has the name that it
 name, their folders decide. A row that still fits several images is an error.
 Classes are paired by name. The order of trial is: the exact name, the name without case, spaces and punctuation, then
 Darknet's older names of COCO classes. If the output or the labels have only numbers for names, class id k is the k-th
-category in the order of category ids, from 0; but a model of the TensorFlow Object Detection API, whose names are the numbers
-of its label map from 1 (`class 18` is class id 17), has the ids of the categories, which in COCO have gaps. COCO results
-without an image list carry the ids of the ground truth.
+category in the order of category ids, from 0, unless more detections have the id of a category: in COCO these begin at 1 and
+have gaps. A model of the TensorFlow Object Detection API, whose names are the numbers of its label map from 1 (`class 18` is
+class id 17), has the ids of the categories. COCO results without an image list carry the ids of the ground truth.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import collections
 import dataclasses
 import posixpath
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -130,7 +130,7 @@ def _pair_ids(found: Iterable[tuple[str, int]], labels: Labels) -> tuple[dict[tu
     return {(name, number): places[number] for name, number in found if number in places}, "category_id"
 
 
-def _pair_classes(found: Collection[tuple[str, int]], labels: Labels) -> tuple[dict[tuple[str, int], int], str]:
+def _pair_classes(found: collections.Counter[tuple[str, int]], labels: Labels) -> tuple[dict[tuple[str, int], int], str]:
     """The classes that have a category, by name or else by number; and how they were paired."""
     places: dict[str, int] = {}
     for spelling in (str, _plain):  # an exact name wins over a similar one
@@ -153,7 +153,10 @@ def _pair_classes(found: Collection[tuple[str, int]], labels: Labels) -> tuple[d
     if all(name == f"class {number + 1}" for name, number in found) and 0 not in labels.category_ids:
         by_id, how = _pair_ids([(name, number + 1) for name, number in found], labels)
         return {(name, number - 1): place for (name, number), place in by_id.items()}, how
-    return {(name, number): number for name, number in found if 0 <= number < len(labels.class_names)}, "class_id"
+    by_place = {(name, number): number for name, number in found if 0 <= number < len(labels.class_names)}
+    by_id, how = _pair_ids(found, labels)
+    of_places, of_ids = (sum(found[named] for named in classes) for classes in (by_place, by_id))
+    return (by_id, how) if of_ids > of_places else (by_place, "class_id")
 
 
 def _named_by(classes: Mapping[tuple[str, int], int], labels: Labels) -> Labels:

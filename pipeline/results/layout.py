@@ -30,7 +30,16 @@ import msgspec
 
 from pipeline.config.paths import local_path
 from pipeline.errors import ConfigError, FullError, InputError, OutputError, UserError
-from pipeline.storage.files import UNFINISHED, create, delete_files, exists, is_own_file, make_folder, read_checked, read_file
+from pipeline.storage.files import (
+    UNFINISHED,
+    create,
+    delete_files,
+    exists,
+    is_own_file,
+    make_folder,
+    read_beginning,
+    read_checked,
+)
 from pipeline.storage.listing import files_of
 from pipeline.storage.store import kind_of_error
 from pipeline.storage.waiting import waiting_for
@@ -146,7 +155,7 @@ def check_reports(output: str) -> None:
     """
     for name, mark in ((SUMMARY, b'"images"'), (REPORT, MADE_BY)):
         path = f"{output}/{name}"
-        content = read_file(path)[:_MARK_BYTES] if exists(path) and is_own_file(path) else b""
+        content = read_beginning(path, _MARK_BYTES) if is_own_file(path) else b""
         if content.strip(b"\0") and mark not in content:
             raise OutputError(
                 f"output {output}: {name} there is not of this program and would be replaced; move it, or give another folder"

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import fcntl
 import logging
 import math
 import os
 import re
 import socket
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -30,6 +32,7 @@ LOCK = ".lock-"  # the beginning of the names of locks
 _BEAT_SECONDS = 30.0  # between two heartbeats
 _EXPIRES_SECONDS = 300.0  # after the last heartbeat
 _POLL_SECONDS = 2.0  # between two attempts of a process that waits
+_NO_FILE = (errno.EISDIR, errno.ELOOP, errno.ENXIO)  # a folder, a link, or a socket, which somebody put there
 _SHOWN = 300  # characters of a holder
 _log = logging.getLogger(__name__)
 
@@ -81,7 +84,17 @@ def _take_file(path: str, holder: bytes, held: contextlib.ExitStack) -> bytes | 
     """Takes a lock on a disk until `held` ends, or returns what its holder wrote."""
     make_folder(os.path.dirname(path))
     while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        except OSError as err:
+            if err.errno not in _NO_FILE:
+                raise
+            _log.warning("%s: expected a file as a lock (%s); equal commands at once would do the work twice", path, err)
+            return None
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            _log.warning("%s: expected a file as a lock, it is none; equal commands at once would do the work twice", path)
+            return None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

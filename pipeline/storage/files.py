@@ -20,16 +20,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from pipeline.failures import one_line
+from pipeline.failures import ImageError, one_line
 from pipeline.log_lines import console
 from pipeline.storage.cloud import GS, blob_of, delete_object, move_object, write_object
 from pipeline.storage.listing import MAX_PARALLEL
 from pipeline.storage.store import FoundFile, retried
-from pipeline.storage.stores import generation_of, store_of
+from pipeline.storage.stores import generation_of, look_up, store_of
 
 UNFINISHED = ".staging-"  # prefix of all files and folders that readers must ignore; the dot hides them
 # a missing file is synced under its new name; some file systems cannot sync folders, and some folders may not be read
 _NOT_SYNCED = (errno.ENOENT, errno.EINVAL, errno.ENOTSUP, errno.EACCES)
+
+_MOST_STATE_BYTES = 256e6  # of a state file; whoever can write there may have put a larger one
 
 _Answer = TypeVar("_Answer")
 
@@ -113,21 +115,35 @@ def folders_of(paths: Iterable[str]) -> set[str]:
     return {posixpath.dirname(path) for path in paths}
 
 
-def read_file(path: str) -> bytes:
+def read_file(path: str, most_bytes: float = math.inf) -> bytes:
     """All bytes of a file.
 
     Raises:
       FileNotFoundError: There is none.
+      ValueError: It is larger than `most_bytes`.
     """
     if "://" not in path:
         with open(path, "rb") as file:
+            if (size := os.fstat(file.fileno()).st_size) > most_bytes:
+                raise ValueError(f"expected at most {most_bytes / 1e6:g} MB, got {size / 1e6:.0f} MB")
             return file.read()
     from google.api_core.exceptions import NotFound
 
     try:
-        return retried(store_of(path).download)(FoundFile(path), math.inf, lambda _size: None)[0]
+        return retried(store_of(path).download)(FoundFile(path), most_bytes, lambda _size: None)[0]
     except NotFound as err:
         raise FileNotFoundError(f"{path} does not exist") from err
+    except ImageError as err:
+        raise ValueError(str(err)) from err
+
+
+def read_beginning(path: str, most_bytes: int) -> bytes:
+    """The first bytes of a file, however large it is; none where there is no such file."""
+    found = look_up(path)
+    if not (found and found.size_bytes):
+        return b""
+    content: bytes = retried(store_of(path).read_range)(path, 0, min(found.size_bytes, most_bytes))
+    return content
 
 
 def delete_files(paths: Iterable[str]) -> None:
@@ -212,7 +228,7 @@ def read_checked(path: str, parse: Callable[[bytes], Any]) -> Any:
             warn_unreadable(path, "expected a file")
         return None
     try:
-        return parse(read_file(path))
+        return parse(read_file(path, _MOST_STATE_BYTES))
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError, PermissionError) as err:

@@ -149,7 +149,7 @@ def test_whatever_is_planted_runs_nothing_and_touches_nothing_outside_and_no_row
     """Somebody who may write to the results folder can harm these results, and nothing else."""
     output = laid(folder, files, link)
     own = {name.removeprefix("OWN/"): content for name, content in files.items() if name.startswith("OWN/")}
-    listed = ["--input", f"{output}/*.jpg", "--output", output]
+    listed = ["--input", f"{output}/*.jpg", "--output", output, "--model", "digits"]
     for work, arguments in ((a_job, (output, own)), (compact, (output,)), (reconcile.main, (listed,))):
         try:
             work(*arguments)

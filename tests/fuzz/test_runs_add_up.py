@@ -122,7 +122,7 @@ class RunsAddUp(RuleBasedStateMachine):
         assert {one: rows[one] for one in live} == dict.fromkeys(live, 1)
         assert {one: count for one, count in rows.items() if count > 1 or one not in self.versions} == {}
         if live:
-            self.run(*self.places, module="pipeline.reconcile")
+            self.run(*self.places, *self.common, module="pipeline.reconcile")
 
     def run(self, *argv, at=None, module="pipeline.run"):
         """Runs a command, which may be killed before it comes to that."""

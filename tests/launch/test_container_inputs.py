@@ -29,12 +29,12 @@ def names(folder, kind="detections"):
 
 
 @pytest.fixture
-def reconciled(capfd):
+def reconciled(capfd, bright_model):
     """Reconciles an input with the rows: the exit code, and the counts that are not zero."""
 
     def start(*arguments):
         capfd.readouterr()
-        code = reconcile.main(["--output", "out", "--input", *arguments])
+        code = reconcile.main(["--output", "out", "--model", bright_model, "--input", *arguments])
         lines = [line.split() for line in capfd.readouterr().out.splitlines() if line[:11].strip().isdecimal()]
         return code, {words[1]: int(words[0]) for words in lines if words[0] != "0"}
 

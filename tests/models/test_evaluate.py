@@ -80,6 +80,7 @@ def test_figures_of_what_can_be_counted_by_hand(rows, expected):
     assert {key: result[key] for key in expected} == expected
 
 
+ANIMALS = [{"id": 17, "name": "cat"}, {"id": 18, "name": "dog"}]
 FROM_0 = [{"id": 0, "name": "cat"}, {"id": 1, "name": "dog"}]
 
 
@@ -92,6 +93,7 @@ FROM_0 = [{"id": 0, "name": "cat"}, {"id": 1, "name": "dog"}]
         pytest.param("class 1", 1, 3, "class_id", CATEGORIES, id="no name: second category"),
         pytest.param("", 2, 7, "class_id", CATEGORIES, id="empty: third category"),
         pytest.param("class 3", 2, 3, "category_id", CATEGORIES, id="the model's number, from 1: category 3"),
+        pytest.param("class 18", 18, 18, "category_id", ANIMALS, id="no position, but a category's id: AP was 0"),
         pytest.param("class 1", 0, 0, "class_id", FROM_0, id="numbers from 1 are no ids of categories from 0"),
         *(
             pytest.param(darknet, 0, 5, "name", [{"id": 5, "name": coco}], id=f"Darknet's {darknet}")

@@ -12,10 +12,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from pipeline import run
+from pipeline.config import load_config
+from pipeline.detect.load_model import name_and_version
 from pipeline.errors import InputError
 from pipeline.read.fetch import StorageUnavailableError, fetch
 from pipeline.read.list_images import check_inputs, list_images
 from pipeline.reconcile import reconcile
+from pipeline.results.completion import RowVersion
 from pipeline.storage import azure, s3
 from pipeline.storage.store import _BUFFER_BYTES
 from pipeline.storage.stores import store_of
@@ -156,8 +159,10 @@ def test_a_job_reads_adds_and_reconciles_images_there(store, tmp_path, bright_mo
 
     job = ["--input", pattern, "--output", str(out), "--model", bright_model]
     assert run.main(job) == 0, capsys.readouterr().err
-    assert reconcile([pattern], str(out)).counts == {"done": 3}
+    config = load_config([], {"input": [pattern], "output": str(out), "model.path": bright_model})
+    version = RowVersion.of(config.as_dict(), name_and_version(config.model, config.detect.engine))
+    assert reconcile(config, str(out), version).counts == {"done": 3}
     store.put("in/0.png", (tmp_path / "2.png").read_bytes())
-    assert reconcile([pattern], str(out)).counts == {"done": 2, "stale": 1}
+    assert reconcile(config, str(out), version).counts == {"done": 2, "stale": 1}
     assert run.main(job) == 0, capsys.readouterr().err
     assert sorted(row["image"]["uri"] for row in rows_of(out)) == [f"{pattern}/{number}.png" for number in (0, 0, 1, 2)]

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from pipeline import compact as compaction
+from pipeline.__main__ import main
 from pipeline.config import Config, WriteConfig
 from pipeline.errors import BusyError, OutputError
 from pipeline.launch.finalize import JobReport
 from pipeline.records import DetectedImage, Detections, ImageRef
+from pipeline.results import layout
 from pipeline.results.compact import compact
 from pipeline.results.layout import DETECTIONS, check_output, check_reports
 from pipeline.results.lock import locked
@@ -144,6 +146,37 @@ def test_a_planted_summary_has_nothing_deleted_that_is_no_sample(listed, output)
     reported(output, 0)
     assert Path(f"{output}/photo.jpg").read_bytes() == b"photo"
     assert [row["image"]["uri"] for row in rows_in(output)] == ["a", "b"]
+
+
+@pytest.mark.parametrize("what", ["a folder", "a link", "a pipe"])
+def test_something_else_in_the_place_of_a_lock_stops_nobody(what, output):
+    """D19: a folder `.lock-compact` ended each compaction."""
+    lock = f"{output}/.lock-compact"
+    if what == "a folder":
+        os.mkdir(lock)
+    elif what == "a link":
+        os.symlink("nothing", lock)
+    else:
+        os.mkfifo(lock)
+    assert compact(output).before == 2
+
+
+@pytest.mark.parametrize("name", ["summary.json", "report.html"])
+def test_a_file_of_any_size_in_the_place_of_a_report_takes_no_memory(name, output):
+    """D19: sparse, of 40 GB."""
+    with open(f"{output}/{name}", "wb") as file:
+        file.truncate(40_000_000_000)
+    check_reports(output)
+    assert layout.read_summary(output) == {}
+
+
+@pytest.mark.parametrize("command", [["compact"], ["load", "--table", "p.d.t"]], ids=["compact", "load"])
+def test_a_folder_that_holds_no_results_is_a_wrong_command(command, output, capsys, monkeypatch):
+    """D16: `compact out/detections` was a success, and cron never alarmed."""
+    monkeypatch.setenv("BIGQUERY_EMULATOR_HOST", "http://127.0.0.1:9")
+    verb, *flags = command
+    assert main([verb, "--output", f"{output}/detections", *flags]) == 2
+    assert "expected the results folder of an earlier run, found no results in it" in capsys.readouterr().err
 
 
 def test_a_folder_of_results_that_is_a_link_is_refused(output, tmp_path, capsys):

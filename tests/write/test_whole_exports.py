@@ -39,7 +39,7 @@ BY_NUMBER = ("coco", "yolo", "tfrecord")
     ("version", "names", "flags", "said"),
     [
         pytest.param(VERSION._replace(model="other"), (*BY_NUMBER, "voc", "cvat"), [], "--model decides", id="two models"),
-        pytest.param(OTHER, BY_NUMBER, [], "'cat' in version 7; --model-version decides", id="a class with two names"),
+        pytest.param(OTHER, BY_NUMBER, [], "'person' in version 8; --model-version decides", id="a class with two names"),
         pytest.param(PERSON, BY_NUMBER, [], "in others of version 7; --settings decides", id="of one version"),
         pytest.param(OTHER, (*BY_NUMBER, "voc", "cvat"), ["--all"], "an image may have several; leave it out", id="all rows"),
     ],
