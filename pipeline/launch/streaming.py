@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import time
 from collections.abc import Sequence
 
@@ -28,9 +29,11 @@ from pipeline.results.completion import RowVersion
 from pipeline.results.layout import check_output
 from pipeline.results.run import Run
 from pipeline.stats.process import PROCESS
+from pipeline.stats.progress import in_background
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.stream.check_pubsub import check_subscription, check_topic
 from pipeline.stream.run import RunSettings, opened
+from pipeline.stream.undelivered import keep_looking
 
 _WITHOUT_ARCHIVE = "out/streaming"
 
@@ -92,6 +95,8 @@ def run(job: Job) -> int:
             stats = functools.partial(PROCESS.stats_of, counted) if job.in_process else reports.now
             shown.enter_context(monitored(config, stats))
             shown.enter_context(reports.naming_failures())
+            if config.monitoring.metrics_port is not None and "PUBSUB_EMULATOR_HOST" not in os.environ:
+                shown.enter_context(in_background("undelivered", functools.partial(keep_looking, config.input[0])))
             model = load_detector(config) if job.in_process else reports
             ready_at = time.time()
             pipeline = job.pipeline()

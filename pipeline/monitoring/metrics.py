@@ -27,7 +27,10 @@ Buckets = tuple[list[tuple[str, float]], float]  # of a histogram: values up to 
 
 
 class Metric(NamedTuple):
-    """One metric; its values are a number, or `Buckets` of a histogram, or with labels a mapping of their values to it."""
+    """One metric.
+
+    Its values are a number, None where it is unknown, or `Buckets` of a histogram; with labels a mapping of their values to it.
+    """
 
     name: str
     kind: str
@@ -122,6 +125,11 @@ METRICS: tuple[Metric, ...] = (
         lambda stats: stats.backlog_age_ms / 1e3,
     ),
     Metric(
+        *("detection_undelivered_messages", "gauge", "messages"),
+        "streams: messages of the subscription that nobody has received, as Cloud Monitoring counts them; absent where unknown",
+        lambda _stats: PROCESS.undelivered,
+    ),
+    Metric(
         *("detection_model_info", "gauge", "1", "1 for each model version in use"),
         lambda stats: {stats.model: 1} if stats.model[0] else {},
         ("name", "version"),
@@ -167,7 +175,8 @@ class _Collector:
         for metric in METRICS:
             family = families[metric.kind](metric.name, metric.help, labels=metric.labels)
             values = metric.values(stats)
-            for labels, value in (values if metric.labels else {(): values}).items():
+            known = values if metric.labels else {} if values is None else {(): values}
+            for labels, value in known.items():
                 family.add_metric(labels, *(value if isinstance(value, tuple) else (value,)))
             yield family
 

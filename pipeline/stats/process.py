@@ -81,6 +81,7 @@ class ProcessState:
       died: Threads of the run that failed, with the error.
       samples: How many images with a thumbnail its statistics keep, for the report of a stream and the live page.
       message_at: When a stream read its last message, in monotonic seconds.
+      undelivered: Messages of a stream's subscription that nobody has received; None: unknown.
       stopped: Whether a signal has stopped the job; its steps, which run in threads, end at their next element.
       before_exit: Tells the outside how the job ended, given its exit code and error, where the process ends at once.
       failure: What the job cannot go on after, as the step that met it raised it; runners pass on only its text.
@@ -101,6 +102,7 @@ class ProcessState:
         self.died: dict[str, str] = {}
         self.samples = 0
         self.message_at = -math.inf
+        self.undelivered: int | None = None
         self.stopped = False
         self.before_exit: Callable[[int, str], object] | None = None
         self.failure: UserError | None = None
