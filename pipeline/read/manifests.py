@@ -1,4 +1,4 @@
-"""Manifests: lists of images, as text, CSV or JSON Lines.
+"""Manifests: lists of images, as text, CSV, JSON Lines or Parquet; also inventories of buckets, whose generations are believed.
 
 A line that names no image becomes one dead letter, named after its place, `<manifest>:<line>`; the other lines are read. Memory
 holds one line at a time, of a bounded length.
@@ -18,15 +18,21 @@ from typing import Any, BinaryIO, NamedTuple
 
 from pipeline.errors import InputError
 from pipeline.extra_fields import extra_columns, extra_text
-from pipeline.failures import ImageError
+from pipeline.failures import ImageError, one_line
 from pipeline.read.fetch import open_file
 from pipeline.read.names import file_of, full_name, names_image, record_range
 from pipeline.records import DeadLetter, ImageRef
+from pipeline.storage.cloud import GS
 from pipeline.storage.globs import real_folder
+from pipeline.storage.s3 import S3
+from pipeline.storage.stores import LISTED
 
-_MANIFEST_ENDINGS = (".txt", ".csv", ".jsonl")
+_MANIFEST_ENDINGS = (".txt", ".csv", ".jsonl", ".parquet")
 _NAMING = ("uri", "path", "file", "filename", "image")  # columns that name the image, the best first
 _OURS = frozenset({"uri", "path", "image", "generation"})
+_GENERATIONS = ("generation", "etag", "e_tag")  # columns that tell the version of an object, the best first
+_MOST_DIGITS = 16  # of a size in bytes
+_ROWS_AT_ONCE = 1000
 _FOLDERS_KNOWN = 4096
 _LONGEST_LINE = 1 << 20  # characters; as JSON it may take 25 times as many bytes
 _NOT_CLOSED = "expected the end of a quoted cell in this line; a quote in a cell is written twice; the lines behind it are read"
@@ -58,10 +64,22 @@ def read_manifest(path: str) -> Iterator[ImageRef | DeadLetter]:
                 if isinstance(named, DeadLetter):
                     yield named
                     continue
-                uri, extra = named
-                yield ImageRef(full_name(_resolve(uri, folder), real), extra=extra_text(extra) if extra else "")
+                uri, extra, generation, size_bytes = _inventoried(*named)
+                name, text = full_name(_resolve(uri, folder), real), extra_text(extra) if extra else ""
+                yield ImageRef(name, generation, size_bytes, extra=text)
     except ImageError as err:
         raise InputError(f"manifest {err}") from err
+
+
+def _inventoried(uri: str, fields: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str, int]:
+    """An image of a manifest, its other fields, and the generation and size that an inventory tells of an object."""
+    told = {name.lower(): value for name, value in fields.items()} if uri.startswith(LISTED) else {}
+    generation = str(next((told[name] for name in _GENERATIONS if told.get(name)), "")).strip('"')
+    if not generation:
+        return uri, fields, "", 0
+    left = {name: value for name, value in fields.items() if name.lower() not in (*_GENERATIONS, "size")}
+    size = str(told.get("size", ""))
+    return uri, left, generation, int(size) if size.isdecimal() and len(size) <= _MOST_DIGITS else 0
 
 
 def _resolve(uri: str, folder: str) -> str:
@@ -77,14 +95,17 @@ def named_images(file: BinaryIO, path: str) -> Iterator[Named | DeadLetter]:
 
     .txt: one a line; what begins with # is a comment. .csv: the column `uri`, `path`, `file`, `filename` or `image`, else the
     first in which something looks like an image; the other cells by the header's names. .jsonl: a text, {"uri"}, {"path"} or
-    {"image": {"uri"}} a line; so rows of results and dead letters are understood.
+    {"image": {"uri"}} a line; so rows of results and dead letters are understood. .parquet: as .csv, with its own header.
+    Inventories have the columns `bucket` and `name` (Storage Insights) or `key` (S3 Inventory).
 
     Args:
       file: The manifest.
       path: Its name, which tells what it is.
     """
     ending = os.path.splitext(path)[1].lower()
-    return _in_csv(file, path) if ending == ".csv" else _in_lines(file, path, _in_json if ending == ".jsonl" else _in_text)
+    if ending in (".csv", ".parquet"):
+        return _in_rows(_rows(file) if ending == ".csv" else _rows_of_parquet(file), path)
+    return _in_lines(file, path, _in_json if ending == ".jsonl" else _in_text)
 
 
 def _in_lines(file: BinaryIO, path: str, parse: Callable[[str], Named | None]) -> Iterator[Named | DeadLetter]:
@@ -206,13 +227,43 @@ def _alone(number: int, line: str) -> _Row:
         return _Row(number, [line], fault=f"expected CSV: {err}")
 
 
-def _in_csv(file: BinaryIO, path: str) -> Iterator[Named | DeadLetter]:
+def _rows_of_parquet(file: BinaryIO) -> Iterator[_Row]:
+    """The header and the rows of a Parquet file, as those of a CSV file.
+
+    Raises:
+      InputError: It is no Parquet file.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        parquet = pq.ParquetFile(file)
+        yield _Row(number, [""], parquet.schema_arrow.names)
+        for batch in parquet.iter_batches(_ROWS_AT_ONCE):
+            for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                number += 1
+                yield _Row(number, [repr(values)], ["" if value is None else str(value) for value in values])
+    except (pa.ArrowException, OSError) as err:
+        if getattr(err, "errno", None):
+            raise
+        raise InputError(f"a manifest that is damaged behind row {number}, or no Parquet file: {one_line(err)}") from err
+
+
+def _objects(header: Sequence[str]) -> tuple[str, int, int] | None:
+    """Where an inventory of a bucket has its objects: their scheme, and the columns of the bucket and of the name."""
+    for name, scheme in (("name", GS), ("key", S3)):
+        if "bucket" in header and name in header:
+            return scheme, header.index("bucket"), header.index(name)
+    return None
+
+
+def _in_rows(rows: Iterator[_Row], path: str) -> Iterator[Named | DeadLetter]:
     """The URIs in rows of cells, each with the other non-empty cells by the header's names; a dead letter of each other row.
 
     A header has a column of a known name, or nothing in it looks like an image or a path, but something in the next row does.
     A quote that is not closed where it should be makes a cell of the lines behind it. If they look like rows, each is read alone.
     """
-    rows = _rows(file)
     leading = list(itertools.islice(rows, 2))
     first, second = (*(list(row.cells) for row in leading), [], [])[:2]
     names = [cell.lower() for cell in first]
@@ -220,6 +271,9 @@ def _in_csv(file: BinaryIO, path: str) -> Iterator[Named | DeadLetter]:
     in_first, in_second = ([n for n, cell in enumerate(row) if "://" in cell or names_image(cell)] for row in (first, second))
     has_header = bool(known or (in_second and not in_first and not any("/" in cell for cell in first)))
     column = (known or in_first or (in_second if has_header else []) or [0])[0]
+    objects = None if known else _objects(names)
+    if objects:
+        has_header, column = True, objects[2]
     header = first if has_header else []
 
     def named_in(row: _Row) -> Iterator[Named | DeadLetter]:
@@ -235,10 +289,18 @@ def _in_csv(file: BinaryIO, path: str) -> Iterator[Named | DeadLetter]:
             yield _bad_line(path, row.number, f"expected a URI in column {column + 1}{name}, got {row.lines[0][:80]!r}")
         else:
             others = enumerate(zip(header, row.cells))  # noqa: B905  a row may be shorter than the header, or longer
-            yield row.cells[column], {name: cell for n, (name, cell) in others if n != column and name and cell}
+            fields = {name: cell for n, (name, cell) in others if n != column and name and cell}
+            yield _of_inventory(objects, row.cells, fields) if objects else (row.cells[column], fields)
 
     for row in itertools.chain(leading[has_header:], rows):
         yield from named_in(row)
+
+
+def _of_inventory(objects: tuple[str, int, int], cells: Sequence[str], fields: Mapping[str, Any]) -> Named:
+    """The URI of an object of an inventory, and what tells its version; of Cloud Storage an ETag does not."""
+    scheme, bucket, name = objects
+    wanted = ("size", "generation") if scheme == GS else ("size", *_GENERATIONS)
+    return f"{scheme}{cells[bucket]}/{cells[name]}", {key: value for key, value in fields.items() if key.lower() in wanted}
 
 
 def _holds_rows(row: _Row, column: int, width: int) -> bool:
@@ -270,4 +332,7 @@ def _in_json(line: str) -> Named | None:
     uri = record if isinstance(record, str) and record_range(record) else uri
     if not isinstance(uri, str) or not uri:
         raise _BadLineError(f'expected a URI as a text, {{"uri": …}} or {{"image": {{"uri": …}}}}, got {text[:80]!r}')
-    return uri, extra_columns((), {"extra": row.get("extra")}) if is_row else extra_columns(_OURS, row)
+    if is_row:
+        return uri, extra_columns((), {"extra": row.get("extra")})
+    generation = {"generation": row["generation"]} if row.get("generation") and uri.startswith(LISTED) else {}
+    return uri, {**extra_columns(_OURS, row), **generation}

@@ -4,6 +4,8 @@ import json
 import os
 from urllib.parse import urlsplit
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from requests import Session
 
@@ -378,3 +380,60 @@ def test_each_row_of_a_csv_file_is_an_image_or_one_dead_letter(tmp_path, text, i
     assert {*letters} == {*bad}
     for number, said in bad.items():
         assert letters[number].startswith(f"{tmp_path}/m.csv:{number}: {said}")
+
+
+INSIGHTS = "project,bucket,name,size,etag,generation\np,b,in/ä b.jpg,12,CJ=,171\np,b,c.jpg,13,CK=,172\n"
+INVENTORY = {
+    "bucket": ["b", "b"],
+    "key": ["in/ä b.jpg", "c.jpg"],
+    "size": [12, 13],
+    "e_tag": ["171", '"172"'],
+    "is_latest": [True, True],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "scheme", "extra"),
+    [
+        ("m.csv", INSIGHTS.encode(), "gs://", ""),
+        (
+            "m.csv",
+            "uri,generation,size,camera\ns3://b/in/ä b.jpg,171,12,7\ns3://b/c.jpg,172,13,7\n".encode(),
+            "s3://",
+            '{"camera": "7"}',
+        ),
+        ("m.csv", "uri,ETag\nabfs://b/in/ä b.jpg,171\nabfs://b/c.jpg,172\n".encode(), "abfs://", ""),
+        (
+            "m.jsonl",
+            '{"uri": "gs://b/in/ä b.jpg", "generation": "171"}\n{"uri": "gs://b/c.jpg", "generation": 172}'.encode(),
+            "gs://",
+            "",
+        ),
+        ("m.parquet", INVENTORY, "s3://", ""),
+        ("m.parquet", {"uri": ["gs://b/in/ä b.jpg", "gs://b/c.jpg"], "generation": [171, 172]}, "gs://", ""),
+    ],
+    ids=["Storage Insights", "csv", "csv with etags", "jsonl", "S3 Inventory", "parquet"],
+)
+def test_the_generations_of_an_inventory_are_believed(tmp_path, name, content, scheme, extra):
+    path = tmp_path / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        pq.write_table(pa.table(content), path)
+    found = list(list_images([str(path)]))
+    assert [(ref.uri, ref.generation) for ref in found] == [(f"{scheme}b/in/ä b.jpg", "171"), (f"{scheme}b/c.jpg", "172")]
+    assert {ref.extra for ref in found} == {extra}
+    assert [ref.size_bytes for ref in found] in ([12, 13], [0, 0])
+    assert bool(found[0].size_bytes) == ("size" in str(content))
+
+
+def test_what_an_inventory_cannot_tell_is_a_dead_letter_or_one_clear_error(tmp_path):
+    (tmp_path / "local.csv").write_text("uri,generation\na.jpg,171\n")
+    (ref,) = list_images([f"{tmp_path}/local.csv"])
+    assert (ref.generation, json.loads(ref.extra)) == ("", {"generation": "171"}), "of a file on a disk it would be another one"
+    pq.write_table(pa.table({"bucket": ["b", "b"], "name": ["a.jpg", None]}), tmp_path / "m.parquet")
+    ref, letter = list_images([f"{tmp_path}/m.parquet"])
+    assert (ref.uri, letter.ref.uri, letter.reason) == ("gs://b/a.jpg", f"{tmp_path}/m.parquet:2", "bad_line")
+    (tmp_path / "bad.parquet").write_bytes(b"no Parquet")
+    with pytest.raises(InputError, match=r"damaged behind row 0, or no Parquet file"):
+        list(list_images([f"{tmp_path}/bad.parquet"]))
