@@ -193,10 +193,12 @@ def test_each_message_gets_a_row_whatever_happens(tmp_path_factory, steps):
     assert stream.rows() == Counter({name: 1 + twice[each] for each in asked for name in (each, f"x{each}")})
 
 
-@pytest.mark.parametrize(("rows", "shards"), [(20_000, 2), (1, 4)])
-def test_on_workers_the_rows_of_a_kind_become_shards_of_bounded_size(tmp_path, monkeypatch, rows, shards):
-    """Those of two detections and two dead letters that come in two collections."""
-    monkeypatch.setattr(module, "WINDOW_ROWS", rows)
+@pytest.mark.parametrize(
+    ("limit", "most", "shards"), [("WINDOW_ROWS", 20_000, 2), ("WINDOW_ROWS", 1, 4), ("_WINDOW_BYTES", 1, 4)]
+)
+def test_on_workers_the_rows_of_a_kind_become_shards_of_bounded_size(tmp_path, monkeypatch, limit, most, shards):
+    """Those of two detections and two dead letters that come in two collections; dead letters may have 10 MB each."""
+    monkeypatch.setattr(module, limit, most)
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         parts = tuple(pipeline | f"Create {names}" >> beam.Create(map(archived, names)) for names in (("b", "a"), ("x1", "x2")))
         _ = parts | "Archive" >> ArchiveRows(RowWriter(Run(str(tmp_path), "0a1b"), VERSION), window_s=10.0)
