@@ -86,5 +86,8 @@ def _naming(path: str) -> Iterator[None]:
     """Errors of a file's content name the file."""
     try:
         yield
+    except UnicodeDecodeError as err:
+        hint = "; are --cfg and --weights swapped?" if path.endswith(".weights") else ""
+        raise DarknetError(f"{path}: expected text, got {err.object[err.start]:#x} as byte {err.start}{hint}") from err
     except ValueError as err:
         raise DarknetError(f"{path}: {err}") from err

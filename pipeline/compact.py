@@ -16,8 +16,10 @@ from collections.abc import Sequence
 
 from pipeline.config.dates import days_flag
 from pipeline.errors import CommandParser, run_command
+from pipeline.log_lines import plural, say
 from pipeline.results.compact import compact
-from pipeline.results.layout import check_output, check_results, results_folder
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, check_output, check_results, results_folder
+from pipeline.results.reader import KINDS, ResultsFolder
 
 _WAIT_SECONDS = 3600.0
 
@@ -37,8 +39,11 @@ def _compact(flags: argparse.Namespace) -> int:
     if not done.before:
         print(f"nothing to compact in {output}")
         return 0
-    counts = f"{done.rows} rows; {done.dropped} dropped as duplicate or superseded"
-    print(f"{done.before} files of rows became {done.files}: {counts}")
+    left = {kind: sum(len(table) for _, table in ResultsFolder(output, (kind,)).tables(["key"])) for kind in KINDS}
+    files = f"{plural(done.before, 'file')} of rows became {done.files}"
+    dropped = f"{plural(done.dropped, 'row')} dropped as duplicate or superseded"
+    rows = f"{plural(left[DETECTIONS], 'row')} of detections and {plural(left[DEAD_LETTERS], 'dead letter')}"
+    say([f"{files}: {dropped}; left in {output}: {rows}"])
     return 0
 
 

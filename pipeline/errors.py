@@ -9,6 +9,7 @@ from __future__ import annotations
 import _thread
 import argparse
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -23,6 +24,7 @@ from pipeline.log_lines import console, log_lines
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 DONE, FAILED, WRONG, BUSY, DEAD, DEVICE, STOPPED = 0, 1, 2, 3, 4, 5, int(128 + signal.SIGINT)
 _AGAIN_SECONDS = 0.01
+_FULL_TEXTS = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
 
 class ExitCode(NamedTuple):
@@ -83,9 +85,22 @@ class OutputError(UserError):
 
 
 class FullError(OutputError):
-    """The output's disk is full, or the user's quota of it: the command is right, and works once there is room."""
+    """A disk is full, or the user's quota of it: the command is right, and works once there is room."""
 
     exit_code = FAILED
+
+    @classmethod
+    def of(cls, err: Exception, folder: str = "") -> FullError:
+        """The error of a write that found no room.
+
+        Args:
+          err: What the system, Beam or TensorFlow raised; it may name a file.
+          folder: Where the command writes; empty: as the error says.
+        """
+        named = folder or os.path.dirname(os.fsdecode(getattr(err, "filename", None) or ""))
+        place = f"{named}: " if named else ""
+        what = "this user's quota is used up" if "quota" in str(err) else "No space left on device"
+        return cls(f"{place}{what}; free some space, then run the same command again")
 
 
 class UnreadableError(OutputError):
@@ -147,8 +162,15 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(WRONG, f"error: {message}; see {self.prog} --help\n")
 
 
+def is_full(err: Exception) -> bool:
+    """Whether a write found no room on its disk; Beam and TensorFlow have the system's error as text."""
+    return getattr(err, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or any(text in str(err) for text in _FULL_TEXTS)
+
+
 @log_lines()
-def run_command(work: Callable[[], int], failed: str, stopped: str = "stopped", failed_code: int = FAILED) -> int:
+def run_command(
+    work: Callable[[], int], failed: str, stopped: str = "stopped", failed_code: int = FAILED, folder: str = ""
+) -> int:
     """Runs the work of a command line. SIGTERM stops it as Ctrl-C does; an error is one line on standard error.
 
     Args:
@@ -156,6 +178,7 @@ def run_command(work: Callable[[], int], failed: str, stopped: str = "stopped", 
       failed: The beginning of the line for an error that is not the user's, such as any of storage.
       stopped: The line where the work is stopped.
       failed_code: The exit code of such an error.
+      folder: Where the work writes, for the line about a full disk.
 
     Returns:
       The exit code: that of the error's class, or 130 if the work was stopped.
@@ -180,6 +203,8 @@ def run_command(work: Callable[[], int], failed: str, stopped: str = "stopped", 
     except Exception as err:  # whatever storage says, the user gets one line
         logging.getLogger(__name__).info(failed, exc_info=err)
         code, line = failed_code, f"{failed}: {' '.join(str(err).split())[:500]}"
+        if is_full(err):
+            code, line = FullError.exit_code, f"{failed}: {FullError.of(err, folder)}"
     console.disabled = False  # the configuration of a library's log may have disabled it
     if is_stopped or code == STOPPED:  # modules in C replace a KeyboardInterrupt by errors of their own, as pandas at its import
         console.info(stopped)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,9 +20,9 @@ from typing import Any
 
 from models.evaluate.agreement import compare
 from models.evaluate.average_precision import FIGURES, RESAMPLES, Measurement, better, figures_of, measure, resample
-from models.evaluate.mistakes import Mistakes, best_threshold, find_mistakes
+from models.evaluate.mistakes import Mistakes, best_threshold, figures_at, find_mistakes
 from pipeline.errors import WRONG, CommandParser, run_command
-from pipeline.log_lines import say
+from pipeline.log_lines import plural, say
 from pipeline.report.evaluation import render_evaluation
 from pipeline.results.current import read_rows
 from pipeline.results.wanted import ALL, add_row_flags, wanted_rows
@@ -79,17 +80,18 @@ def _evaluate(args: argparse.Namespace) -> tuple[Mapping[str, Any], list[str]]:
     notes = _notes_of(result, measured[0], mistakes)
     if args.reference and draws is not None:
         tested = better(measured[0], measured[1], draws)
-        notes.insert(0, _verdict_of(tested, measured[0].matches.n_images))
+        notes.append(_verdict_of(tested, measured[0].matches.n_images))  # the last line is the answer
         result = {**result, "reference": {**figures_of(measured[1], draws[1]), **tested}}
     if args.page:
         names = (args.detections, args.ground_truth)
         page = render_evaluation(measured[0], result, mistakes, names=names, notes=notes, images=args.images or "")
         Path(args.page).write_text(page, encoding="utf-8")
-    return result, [*_evaluation_lines(result, mistakes, args.top), *notes]
+    return result, [*_evaluation_lines(result, measured[0], threshold, args.top), *notes]
 
 
-def _evaluation_lines(result: Mapping[str, Any], mistakes: Mistakes, top: int) -> list[str]:
-    """The result of `evaluate`, the classes with the lowest AP, and the figures at the threshold."""
+def _evaluation_lines(result: Mapping[str, Any], measured: Measurement, threshold: float, top: int) -> list[str]:
+    """The result of `evaluate`, the classes with the lowest AP, and the figures at the threshold, as the page has them."""
+    at = figures_at(measured.matches, threshold)
     lines = [f"{FIGURES[key]:<34} {key:<10} {_figure(result[key])}{_interval(result, key)}" for key in FIGURES]
     known = {name: value for name, value in result["per_class"].items() if value is not None}
     shown = sorted(known.items(), key=lambda named: (named[1], named[0]))[:top]
@@ -97,13 +99,11 @@ def _evaluation_lines(result: Mapping[str, Any], mistakes: Mistakes, top: int) -
         more = f", {top} of {len(known)}" if len(known) > top else ""
         lines += ["", f"{f'AP by class (lowest first{more})':<42} AP  recall"]
         lines += [f"  {name:<36} {_figure(value)}  {_figure(result['recall_per_class'][name])}" for name, value in shown]
-    of_classes = mistakes.confusion[:-1, :-1]
-    right, found, objects = int(of_classes.trace()), int(mistakes.confusion[:, :-1].sum()), int(mistakes.confusion[:-1].sum())
-    precision, recall = (f"{right / total:.3f}" if total else "-" for total in (found, objects))
+    precision, recall = ("-" if math.isnan(at[name]) else f"{at[name]:.3f}" for name in ("precision", "recall"))
     return [
         *lines,
         "",
-        f"at confidence {mistakes.threshold:.2f} and IoU 0.50: precision {precision}, recall {recall}",
+        f"at confidence {threshold:.2f} and IoU 0.50: precision {precision}, recall {recall}",
         f"{result['detections']} detections in {result['images']} ground-truth images; classes matched by {result['classes_by']}",
     ]
 
@@ -112,9 +112,10 @@ def _notes_of(result: Mapping[str, Any], measured: Measurement, mistakes: Mistak
     """What a reader has to know of the figures, a line each."""
     notes = []
     if result["images_without_row"]:
-        notes.append(f"{result['images_without_row']} ground-truth images have no row: they count as images without detections")
+        images = plural(result["images_without_row"], "ground-truth image")
+        notes.append(f"{images} without a row: counted as without detections")
     if result["rows_without_ground_truth"]:
-        notes.append(f"{result['rows_without_ground_truth']} rows have no ground truth: ignored")
+        notes.append(f"{plural(result['rows_without_ground_truth'], 'row')} without ground truth: ignored")
     if ignored := result["detections_ignored"]:
         named = ", ".join(f"{name} ({n})" for name, n in list(ignored.items())[:10])
         notes.append(f"{sum(ignored.values())} detections of classes that are no category: ignored: {named}")

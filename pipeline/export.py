@@ -19,7 +19,7 @@ from pipeline import pictures
 from pipeline.config.dates import days_flag
 from pipeline.config.paths import local_path
 from pipeline.errors import CommandParser, ConfigError, InputError, run_command
-from pipeline.log_lines import console, say
+from pipeline.log_lines import console, plural, say
 from pipeline.results.current import read_results
 from pipeline.results.layout import EXPORTS, results_folder
 from pipeline.results.wanted import add_row_flags, wanted_rows
@@ -51,7 +51,7 @@ def _export(flags: argparse.Namespace) -> int:
         done = export(output, of_rows, wanted, to, sort=flags.sort, **more)
         for note in done.notes:
             console.warning("%s", note)
-        say([f"{done.rows} rows in {', '.join(done.files)}"])
+        say([f"{plural(done.rows, 'row')} in {', '.join(done.files)}"])
     if _CROPS not in formats:
         return 0
     images = [f"--images={flags.images}"] if flags.images else []

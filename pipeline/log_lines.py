@@ -29,7 +29,19 @@ _NOISY = ("apache_beam.typehints", "apache_beam.coders.coder_impl", "apache_beam
 def say(lines: Iterable[str]) -> None:
     """Prints the outcome of a command on standard output, without secrets, in lines in which no name can steer the terminal."""
     for line in lines:
-        print(printable(masked_text(line)))
+        try:
+            print(printable(masked_text(line)), flush=True)
+        except BrokenPipeError:  # whoever read has enough, as `head`; the command goes on
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def plural(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> plural(1, "photo"), plural(0, "photo")
+    ('1 photo', '0 photos')
+    """
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def printable(line: str) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import itertools
 import os
 import re
@@ -29,10 +28,10 @@ from models.evaluate.detection_rows import ImageRow
 from models.image_uris import video_frame
 from models.progress import shown
 from pipeline.config.sections import DetectConfig
-from pipeline.errors import CommandParser, FullError, InputError, OutputError, run_command
+from pipeline.errors import CommandParser, FullError, InputError, OutputError, is_full, run_command
 from pipeline.failures import ImageError
 from pipeline.feed.decode import decode_image
-from pipeline.log_lines import console, say
+from pipeline.log_lines import console, plural, say
 from pipeline.read.again import Read, reads, refuse_duplicates
 from pipeline.records import DetectedImage, Detections, ImageRef, identity_hash
 from pipeline.report.annotate import annotate, marked_jpeg
@@ -117,8 +116,9 @@ def _draw(args: argparse.Namespace, given: Sequence[ImageRow] | None) -> int:
                     else:
                         failures.append(made)
     except OSError as err:  # of writing; an image that cannot be read is an ImageError
-        kind = FullError if err.errno in (errno.ENOSPC, errno.EDQUOT) else OutputError
-        raise kind(f"{' and '.join(folders)}: expected a folder that can be written, but: {err}") from err
+        if is_full(err):
+            raise FullError.of(err, " and ".join(folders)) from err
+        raise OutputError(f"{' and '.join(folders)}: expected a folder that can be written, but: {err}") from err
     return _report(args, counts, failures)
 
 
@@ -255,9 +255,9 @@ def _report(args: argparse.Namespace, counts: Counter[str], failures: Sequence[_
     unread = Counter(reason for reason, _ in failures)
     reasons = ", ".join(f"{reason} {times}" for reason, times in unread.most_common())
     parts = {
-        f"{counts['images']} images": True,
+        plural(counts["images"], "image"): True,
         f"{counts['annotate']} annotated in {args.annotate}": args.annotate,
-        f"{counts['crops']} crops in {args.crops}": args.crops,
+        f"{plural(counts['crops'], 'crop')} in {args.crops}": args.crops,
         f"{len(failures)} could not be read ({reasons})": failures,
         f"{counts['outside']} boxes outside of their image or without area": counts["outside"],
         f"{counts['in_the_way']} not written, as files of other programs have their names": counts["in_the_way"],

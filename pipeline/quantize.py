@@ -34,6 +34,7 @@ from models.evaluate.detection_rows import RowsError
 from models.evaluate.ground_truth import read_truth
 from models.export import check_output_dir, written_whole
 from models.progress import shown
+from models.quiet import quiet_stderr
 from pipeline.config import BUNDLED, DetectConfig, ModelConfig, load_config
 from pipeline.detect.describe_model import onnx_file
 from pipeline.detect.golden import keep_requests, kept_requests
@@ -46,7 +47,7 @@ from pipeline.errors import DONE, FAILED, WRONG, CommandParser, ConfigError, Inp
 from pipeline.failures import ImageError
 from pipeline.feed.decode import decode_image
 from pipeline.feed.fit import ModelInput, fit
-from pipeline.log_lines import console
+from pipeline.log_lines import console, plural
 from pipeline.read.list_images import check_inputs, list_images
 from pipeline.records import DeadLetter, ImageRef, detection_row
 from pipeline.storage.files import read_file
@@ -124,7 +125,7 @@ def _quantize(flags: argparse.Namespace) -> int:
         figures["photos"] = {"calibration": len(pixels), "judged": len(of_float), "split": "by the hash of their content"}
         Path(whole, _FIGURES).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     ap50 = f"AP50 {figures['float32_ap50']:.2f} -> {figures['int8_ap50']:.2f}, " if flags.ground_truth else ""
-    done = f"{ap50}agreement with float32 {figures['agreement']:.3f}, on {len(of_float)} photos"
+    done = f"{ap50}agreement with float32 {figures['agreement']:.3f}, on {plural(len(of_float), 'photo')}"
     print(f"{target}: {done}; calibrated on {len(pixels)} others")
     return DONE
 
@@ -150,12 +151,13 @@ def _split(patterns: Sequence[str]) -> tuple[list[ImageRef], list[ImageRef]]:
     for ref in shown(named, "reading photos", "photos"):
         content = read_file(ref.uri)
         try:
-            decode_image(content, _MAX_PIXELS)
+            with quiet_stderr():  # libjpeg's own lines about a damaged file
+                decode_image(content, _MAX_PIXELS)
             digests[hashlib.sha256(content).digest()] = ref
         except ImageError as err:
             broken.append(f"{ref.uri}: {err}")
     if broken:
-        console.warning("%d photos are left out, such as %s", len(broken), broken[0])
+        console.warning("%s left out, such as %s", plural(len(broken), "photo"), broken[0])
     photos = [ref for _, ref in sorted(digests.items())]
     if len(photos) < _FEWEST:
         raise InputError(f"calibration: expected at least {_FEWEST} different photos, better some hundred, got {len(photos)}")

@@ -15,13 +15,16 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from models.quiet import gc_paused
-from pipeline.config import MonitoringConfig, check_applies, check_model_is_named, load_config, load_monitoring, settings
+from pipeline.config import Config, MonitoringConfig, check_applies, check_model_is_named, load_config, load_monitoring, settings
 from pipeline.config.flags import add_setting_flags, overrides
+from pipeline.config.setting import is_own_engine
 from pipeline.errors import DONE, EXIT_CODES, CommandParser, ConfigError, run_command
 from pipeline.log_lines import log_lines
 from pipeline.secrets import masked_arguments
 from pipeline.software import PROJECT, version_of
 
+_STOPPED = "stopped; rows that were written stay, and the same command does the rest"
+_EXAMPLE = "--input photos/ --model models/yolov4 --output out/"
 _EPILOG = (
     """\
 what most people use:
@@ -63,7 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     monitoring = _monitoring(argv)
 
     def work() -> int:
-        return run_command(lambda: _run(argv, started_at), "the job failed", "stopped; rows that were written stay")
+        return run_command(
+            lambda: _run(argv, started_at),
+            "the job failed",
+            "stopped; rows that were written stay, and the same command does the rest",
+        )
 
     with log_lines(log_format=monitoring.log_format, log_level=monitoring.log_level, stamped=True) as log:
         if not (monitoring.notify or monitoring.metrics_file) or {"--dry-run", "--dry_run"} & {*argv}:
@@ -89,8 +96,9 @@ def _run(argv: Sequence[str], started_at: float) -> int:
         return DONE
     config = load_config(flags.config, _overrides(flags))
     check_applies(config)
-    if not config.output.strip():
-        raise ConfigError("no output: expected --output with a folder, local or gs://")
+    if argv[:1] and not argv[0].startswith("-"):
+        raise ConfigError(f"unexpected argument {argv[0]!r}: expected flags; --input {shlex.quote(argv[0])} names images")
+    _check_is_complete(config)
     with gc_paused():
         launch = importlib.import_module(f"pipeline.launch.{'streaming' if config.mode == 'streaming' else 'batch'}")
     command = shlex.join(
@@ -99,6 +107,25 @@ def _run(argv: Sequence[str], started_at: float) -> int:
     job = launch.prepare(config, beam_flags, command, started_at)
     check_model_is_named(config.model, config.detect)
     return int(launch.show_plan(job) if flags.dry_run else launch.run(job))
+
+
+def _check_is_complete(config: Config) -> None:
+    """Refuses a job that lacks what each job needs, in the order in which a person gives it.
+
+    Raises:
+      ConfigError: Something is missing.
+    """
+    given = {
+        "input": config.input or config.retry_dead,
+        "model": config.model.path or is_own_engine(config.detect.engine),
+        "output": config.output.strip(),
+    }
+    missing = [name for name, value in given.items() if not value]
+    if len(missing) > 1:
+        flags = ", ".join(f"--{name}" for name in missing)
+        raise ConfigError(f"no {' and no '.join(missing)}: expected {flags}; such as {_EXAMPLE}")
+    if missing == ["output"]:
+        raise ConfigError("no output: expected --output with a folder, local or gs://")
 
 
 class _Parser(CommandParser):

@@ -77,7 +77,8 @@ def test_many_files_become_one_of_each_kind_and_each_key_has_one_row(output, cap
     before = counted(output)
     assert main([f"{output}/"]) == 0
     captured = capsys.readouterr()
-    assert captured.out == "6 files of rows became 2: 8 rows; 5 dropped as duplicate or superseded\n"
+    dropped = "6 files of rows became 2: 5 rows dropped as duplicate or superseded"
+    assert captured.out == f"{dropped}; left in {output}: 5 rows of detections and 3 dead letters\n"
     assert "reading keys:  " in captured.err and "merging:  50% 1/2 " in captured.err
     assert [row["detections"][0]["confidence"] for row in rows_in(output)] == [0.5, 0.75, 0.5, 0.5, 0.5]
     assert uris(rows_in(output)) == ["a", "b", "c", "d", "e"]
@@ -160,7 +161,8 @@ def test_keep_latest_leaves_one_detection_of_each_image_and_model(tmp_path, caps
     found = [(row["image"]["uri"], row["image"]["generation"], row["model"]["name"]) for row in rows_in(output)]
     assert sorted(found) == [("a", "1", "other"), ("a", "2", "yolo"), ("b", "1", "yolo"), ("\udcff", "2", "yolo")]
     assert uris(rows_in(output, DEAD_LETTERS)) == ["a"]
-    assert capsys.readouterr().out == "1 files of rows became 1: 4 rows; 3 dropped as duplicate or superseded\n"
+    dropped = "1 file of rows became 1: 3 rows dropped as duplicate or superseded"
+    assert capsys.readouterr().out == f"{dropped}; left in {output}: 4 rows of detections and 1 dead letter\n"
 
 
 @pytest.mark.slow

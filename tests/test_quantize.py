@@ -57,7 +57,7 @@ def test_an_int8_version_with_a_head_of_float32_is_written_beside_the_others_and
     assert quantize(versions, *LABELS, calibration=given) == 0
     said = capsys.readouterr()
     assert said.out.startswith(f"{versions}/2: AP50 ") and said.out.count("\n") == 1
-    assert f"warning: 1 photos are left out, such as {tmp_path}/broken.jpg: " in said.err
+    assert f"warning: 1 photo left out, such as {tmp_path}/broken.jpg: " in said.err
     assert {path.name for path in versions.iterdir()} == {"1", "2"}
     figures = json.loads((versions / "2" / "assets.extra" / "openvino_int8.json").read_text())
     assert figures["photos"]["calibration"] + figures["photos"]["judged"] == len(SCENES)

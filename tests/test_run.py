@@ -99,7 +99,17 @@ NO_MODEL, OTHER_MACHINE = "no model: expected --model ", "expected file:/// and 
 SETTINGS = {
     "unknown verb": (["evalute", "--output", "out"], "unknown verb 'evalute'; did you mean evaluate?"),
     "no verb near": (["xyzzy"], f"unknown verb 'xyzzy'; expected one of {', '.join(VERBS)}"),
-    "no output": (["--input", "a.jpg"], "no output: expected --output"),
+    "nothing": (
+        ["run"],
+        "no input and no model and no output: expected --input, --model, --output; such as --input photos/ --model",
+    ),
+    "no output": (["--input", "a.jpg", "--model", "digits"], "no output: expected --output"),
+    "no model and no output": (["--input", "a.jpg"], "no model and no output: expected --model, --output; such as "),
+    "folder instead of flags": (
+        ["run", "photos/"],
+        "unexpected argument 'photos/': expected flags; --input photos/ names images",
+    ),
+    "tab": (["--config", "tab.yaml"], "config tab.yaml: line 2 has a tab where YAML takes spaces only; indent it with spaces"),
     "missing config": (["--config", "absent.yaml"], "config absent.yaml: cannot be read"),
     "config of junk": (["--config", "junk.yaml"], "config junk.yaml: is no YAML"),
     "unparsable": ([*JOB, "--score-threshold", "["], "--score-threshold: expected number, got"),
@@ -110,7 +120,8 @@ SETTINGS = {
     **{flag: ([*JOB, flag, "file://there/a.jpg"], f"{flag}: {OTHER_MACHINE}") for flag in ("--input", "--model", "--archive")},
 }
 PLACES_AND_FLAGS = {
-    "no input": (["--output", "out"], "no input: expected --input"),
+    "no input": (["--output", "out", "--model", "digits"], "no input: expected --input"),
+    "workers": ([*JOB, "--workers", "4"], "unknown flag --workers; use --feeder-processes"),
     "missing input": (["--input", "absent/*.jpg", "--output", "out"], "input absent/*.jpg: no file matches"),
     "stray argument": ([*JOB, "--verbose", "a.jpg"], "unexpected argument 'a.jpg'"),
     "unwritable output": (["--input", "a.jpg", "--output", "a.jpg/out", "--model", "digits"], "output a.jpg/out: "),
@@ -148,6 +159,7 @@ def answers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     write_bright_image(folder / "a.jpg", (64, 48), (10, 10, 30, 30))
     (folder / "junk.yaml").write_text("a: [\n")
+    (folder / "tab.yaml").write_text("detect:\n\tscore_threshold: 0.5\n")
     write_rows(f"{folder}/earlier", [detected("gs://b/a.jpg")])
     commands = {"help": ["--help"], "doctor": ["doctor"], "typo": ["evalute"], "help of a run": ["run", "--help"]}
     commands |= {"versions": ["--version"]} | {name: argv for name, (argv, _) in MISTAKES.items()}
@@ -177,7 +189,7 @@ def test_a_mistake_is_one_line_and_exit_code_2_without_tensorflow(answers, name)
 
 
 def test_no_mistake_leaves_files_behind(answers):
-    assert answers[1] == ["a.jpg", "earlier", "junk.yaml"]
+    assert answers[1] == ["a.jpg", "earlier", "junk.yaml", "tab.yaml"]
 
 
 def test_what_the_table_of_other_tools_names_is_there():

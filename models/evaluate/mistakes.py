@@ -60,19 +60,24 @@ class Mistakes:
     mistakes: list[Mistake]
 
 
-def threshold_curves(matches: Matches) -> dict[str, Floats]:
-    """`precision`, `recall` and `f1` at IoU 0.50 over all classes together, at each of `CONFIDENCES`."""
+def threshold_curves(matches: Matches, confidences: Floats = CONFIDENCES) -> dict[str, Floats]:
+    """`precision`, `recall` and `f1` at IoU 0.50 over all classes together, at each of some confidences."""
     counted = ~matches.ignored[0, 0]
     scores, hits = matches.detections.scores[counted], matches.hit[0, 0][counted]
     order = np.argsort(scores)
-    before = np.searchsorted(scores[order], CONFIDENCES)
+    before = np.searchsorted(scores[order], confidences)
     found = np.append(np.cumsum(hits[order][::-1])[::-1], 0)[before]
     shown, objects = len(scores) - before, max(int(matches.counts[0].sum()), 1)
     return {
-        "precision": np.divide(found, shown, out=np.full(len(CONFIDENCES), np.nan), where=shown > 0),
+        "precision": np.divide(found, shown, out=np.full(len(confidences), np.nan), where=shown > 0),
         "recall": found / objects,
         "f1": 2 * found / (shown + objects),
     }
+
+
+def figures_at(matches: Matches, threshold: float) -> dict[str, float]:
+    """`precision`, `recall` and `f1` at IoU 0.50 over all classes together, at one confidence; NaN where there is none."""
+    return {name: float(curve[0]) for name, curve in threshold_curves(matches, np.array([threshold])).items()}
 
 
 def best_threshold(matches: Matches) -> float:

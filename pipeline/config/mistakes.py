@@ -32,6 +32,7 @@ _ELSEWHERE = {  # flags of YOLO's tools, Ultralytics and other common programs
     "weights checkpoint": "--model",
     "batch batch-size": "--batch-sizes, such as 1,2,4,8",
     "gpu gpus cuda": "--device gpu:0",
+    "workers jobs processes": "--feeder-processes",
     "half fp16": "--precision float16 on a GPU, bfloat16 on a CPU",
     "save save-crop annotate": "another command, after the run: detect-objects pictures",
     "csv save-csv": "--export csv, or the Parquet files in detections/, which pandas and duckdb read",

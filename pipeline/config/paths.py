@@ -43,6 +43,13 @@ def read_yaml(what: str, path: str) -> dict[Any, Any]:
             tree = yaml.safe_load(file)
     except OSError as err:
         raise ConfigError(f"{what} {path}: cannot be read ({err.strerror}); give the path of a YAML file") from err
+    except yaml.scanner.ScannerError as err:
+        line = (err.problem_mark.line + 1) if err.problem_mark else 0
+        if "character '\\t'" in str(err):
+            raise ConfigError(
+                f"{what} {path}: line {line} has a tab where YAML takes spaces only; indent it with spaces"
+            ) from err
+        raise ConfigError(f"{what} {path}: is no YAML: {' '.join(str(err).split())}") from err
     except Exception as err:  # PyYAML's constructors raise anything: a KeyError for !!bool x, a ValueError for 2001-99-99
         raise ConfigError(f"{what} {path}: is no YAML: {' '.join(str(err).split())}") from err
     if not isinstance(tree, dict):

@@ -30,11 +30,11 @@ _FORMATS = (  # endings, name, and command; `{path}` is the file, `{base}` witho
         "saved_model; then give --model {base}_saved_model",
     ),
     ((".keras", ".h5", ".hdf5"), "a Keras model", _KERAS),
-    ((".tflite", ".lite"), "a TensorFlow Lite model", "none does; export a SavedModel from what it was made of"),
+    ((".tflite", ".lite"), "a TensorFlow Lite model", ""),
     (
         (".weights", ".cfg"),
         "a Darknet model",
-        "detect-objects import --cfg {base}.cfg --weights {base}.weights --names {base}.names --output {stem}/1" + _THEN,
+        "detect-objects import --cfg {base}.cfg --weights {base}.weights --names {names} --output {stem}/1" + _THEN,
     ),
     ((".pb",), "a frozen graph of TensorFlow", _FROZEN + _THEN),
 )
@@ -51,8 +51,12 @@ def what_it_is(path: str) -> str:
     for endings, name, command in _FORMATS:
         if path.lower().endswith(endings):
             base = os.path.splitext(path)[0]
-            named = {"path": path, "base": base, "stem": os.path.basename(base)}
+            named = {"path": path, "base": base, "stem": os.path.basename(base), "names": f"{base}.names"}
             quoted = {key: shlex.quote(value) for key, value in named.items()}
+            if not os.path.isfile(named["names"]):
+                quoted["names"] = "CLASS_NAMES.txt"
+            if not command:
+                return f"it is {name}, of which no tool makes a SavedModel; export one from what it was made of"
             return f"it is {name}; this makes one of it: {command.format(**quoted)}"
     if _YOLO.fullmatch(path) and not os.path.exists(path):
         export = f"yolo export model={path}.pt format=saved_model makes one"

@@ -125,7 +125,7 @@ def run(job: Job) -> int:
     """Runs the job; returns the exit code."""
     config, this_run = job.config, Run.new(job.config.output)
     bind_run_id(this_run.name)
-    with stopped_by_signals():
+    with stopped_by_signals(config.output):
         model = model_known(job)
         check_output(config.output)
         wait_s = _BUSY_SECONDS if config.when_busy == "wait" else 0.0
@@ -163,7 +163,7 @@ def _done(config: Config, version: RowVersion, run: str = "") -> DoneRows | None
     folders = (location_of(pattern).folder for pattern in patterns)
     # what the images' URIs begin with; empty where that is not known, as of addresses and of links on a disk
     prefixes = (folder if folder.startswith(GS) else "" for folder in (*config.stream.allow_uri_prefix, *folders))
-    return DoneRows(config.output, version, not config.replayed, ("",) if named else tuple(prefixes), run)
+    return DoneRows(config.output, version, ("",) if named else tuple(prefixes), run)
 
 
 def _lock_of(job: Job, model: tuple[str, str]) -> str:

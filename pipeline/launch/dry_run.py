@@ -17,7 +17,7 @@ from models.metadata import DetectorMetadata
 from pipeline.config import Config
 from pipeline.detect.detector import Detector
 from pipeline.failures import ImageError
-from pipeline.log_lines import say
+from pipeline.log_lines import plural, say
 from pipeline.read.containers import images_in
 from pipeline.read.dead_letter_replay import are_letters
 from pipeline.read.fetch import fetch
@@ -144,7 +144,7 @@ def tried(detector: Detector, images: Iterable[EncodedImage | DeadLetter]) -> bo
 
 def _found_lines(image: DetectedImage) -> Iterator[str]:
     found = image.detections
-    yield f"tried    {image.ref.uri}: {image.width}x{image.height}, {len(found)} objects"
+    yield f"tried    {image.ref.uri}: {image.width}x{image.height}, {plural(len(found), 'object')}"
     boxes = np.rint(found.boxes_xyxy).astype(int).tolist()
     objects = zip(found.class_names, found.confidences, boxes, strict=True)
     yield from shown(f"{name} {confidence:.2f} at {box}" for name, confidence, box in objects)

@@ -16,7 +16,7 @@ from apache_beam.io.filesystems import FileSystems
 from pipeline import errors
 from pipeline.config import WriteConfig
 from pipeline.errors import DEAD, DONE, FAILED, SIGNALS, RunnerError, UserError, signals_call
-from pipeline.log_lines import console, say, write_unlocked
+from pipeline.log_lines import console, plural, say, write_unlocked
 from pipeline.records import row_bytes
 from pipeline.report.annotate import annotate
 from pipeline.report.page import render_report
@@ -54,7 +54,7 @@ class JobReport:
         PROCESS.summary = {"run": self.run.name, **summary}
         self._write(summary, stats)
         say(self._outcome(summary, stats.canary.line() if stats.canary else ""))
-        return self._judge(summary["images"], stats)
+        return self._judge(summary["images"], stats, is_replay="recovered" in summary)
 
     def _write(self, summary: dict[str, Any], stats: JobStats) -> None:
         """Writes the reports to `runs/<run>/`, then their copies to the top if the run has tried any image; the summary last."""
@@ -83,7 +83,7 @@ class JobReport:
         submission = f" and {summary['submission_seconds']:.1f} s of submission" if "submission_seconds" in summary else ""
         yield (
             f"{n_images(images['read'])} read: {images['detected']} detected, {images['dead']} dead, {images['skipped']} skipped"
-            f"{before}; {summary['detections']} objects; {summary['images_per_second']:.1f} images/s in "
+            f"{before}; {plural(summary['detections'], 'object')}; {summary['images_per_second']:.1f} images/s in "
             f"{summary['wall_seconds']:.1f} s after {summary['startup_seconds']:.1f} s of start-up{submission}"
         )
         if summary["done_before"] and images["read"] == images["skipped"]:
@@ -104,12 +104,12 @@ class JobReport:
         files = ", ".join(names_of_files(self.write, images["detected"] > 0, images["dead"] > 0))
         yield f"results{_named(summary['model'])} in {output}: {files}"
 
-    def _judge(self, images: dict[str, int], stats: JobStats) -> int:
+    def _judge(self, images: dict[str, int], stats: JobStats, *, is_replay: bool) -> int:
         lost = images["read"] - images["detected"] - images["dead"] - images["skipped"]
         if lost:
             console.error("%s images have no result; this is a defect of the pipeline", lost)
             return FAILED
-        for failed, of_images in stats.dead_shares:
+        for failed, of_images in stats.dead_shares[: 1 if is_replay else 2]:  # a replay reads nothing but what has failed
             if failed > self.max_dead_share * of_images:
                 before = f" ({failed - stats.failed} of them before)" if failed > stats.failed else ""
                 console.error(
@@ -162,8 +162,12 @@ def clean_up(output: str) -> None:
         console.info("unfinished files are left in %s: %s", output, last_line(err))
 
 
-def failed(err: Exception) -> NoReturn:
+def failed(err: Exception, output: str = "") -> NoReturn:
     """Raises what made a job fail; Beam's runners return exceptions of its steps as text.
+
+    Args:
+      err: What a runner raised.
+      output: Where the job writes, for the line about a full disk.
 
     Raises:
       UserError: The job failed for the user's input.
@@ -177,6 +181,8 @@ def failed(err: Exception) -> NoReturn:
     found = re.findall(r"^pipeline\.errors\.(\w+): (.*?)(?: \[while running .*)?$", str(err), re.MULTILINE)
     for name, message in found[-1:]:
         raise getattr(errors, name, UserError)(message) from err
+    if errors.is_full(err):
+        raise errors.FullError.of(err, f"output {output}" if output else "") from err
     raise RuntimeError(last_line(err)) from err
 
 
@@ -187,7 +193,7 @@ def last_line(err: Exception) -> str:
 
 
 @contextlib.contextmanager
-def stopped_by_signals() -> Iterator[None]:
+def stopped_by_signals(output: str = "") -> Iterator[None]:
     """While this lasts, the first SIGTERM or SIGINT stops the job by a KeyboardInterrupt; the next ends the process.
 
     For what else it raises, see `failed`.
@@ -202,7 +208,7 @@ def stopped_by_signals() -> Iterator[None]:
         try:
             yield
         except Exception as err:  # noqa: BLE001  the user gets one line for any error
-            failed(err)
+            failed(err, output)
         finally:
             PROCESS.stopped = False
 

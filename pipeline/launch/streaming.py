@@ -89,7 +89,7 @@ def run(job: Job) -> int:
     this_run = Run.new(results)
     bind_run_id(this_run.name)
     settings = _settings(job, this_run)
-    with stopped_by_signals(), this_run.opened(outlives=not runner.in_process), PROCESS.counting() as counted:
+    with stopped_by_signals(results), this_run.opened(outlives=not runner.in_process), PROCESS.counting() as counted:
         with opened(settings) as stream, runner.served(job.options), contextlib.ExitStack() as shown:
             reports = WorkerReports(this_run, graph.samples_kept(config), streaming=True)
             stats = functools.partial(PROCESS.stats_of, counted) if job.in_process else reports.now

@@ -21,19 +21,19 @@ NEW, DETECTED, FAILED = range(3)  # what became of an image
 
 
 class DoneRows(NamedTuple):
-    """The rows that count as done for a job. Each process reads their keys once, 8 bytes of memory a row.
+    """The rows that count as done for a job, permanent dead letters among them.
+
+    Each process reads their keys once, 8 bytes of memory a row.
 
     Attributes:
       output: The results folder.
       version: Rows of this model, version and settings.
-      failed_too: Whether permanent dead letters count.
       prefixes: What the URIs of the job's images may begin with.
       run: Names the run, whose processes read the keys anew.
     """
 
     output: str
     version: RowVersion
-    failed_too: bool = True
     prefixes: tuple[str, ...] = ("",)
     run: str = ""
 
@@ -90,7 +90,7 @@ def _containers(rows: DoneRows) -> dict[int, Known]:
 @functools.lru_cache(maxsize=2)
 def _keys(rows: DoneRows) -> dict[int, np.ndarray]:
     """The keys of the rows that count, sorted, by outcome."""
-    kinds = {DETECTED: DETECTIONS, **({FAILED: DEAD_LETTERS} if rows.failed_too else {})}
+    kinds = {DETECTED: DETECTIONS, FAILED: DEAD_LETTERS}
     return {outcome: done_keys(rows.output, rows.version, kind, rows.prefixes) for outcome, kind in kinds.items()}
 
 

@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from models.evaluate.average_precision import FIGURES, Measurement
 from models.evaluate.coco_matching import RECALLS, Boxes, Floats
 from models.evaluate.detection_rows import unpacked
-from models.evaluate.mistakes import CONFIDENCES, Kind, Mistake, Mistakes, calibration, threshold_curves, unsure_first
+from models.evaluate.mistakes import CONFIDENCES, Kind, Mistake, Mistakes, calibration, figures_at, threshold_curves, unsure_first
 from models.progress import shown as progress
 from pipeline.report.annotate import marked_jpeg
 from pipeline.report.charts import Bar
@@ -57,7 +57,6 @@ def render_evaluation(
     `names` are of the output and of its labels; the images are read from a folder, or by their URIs.
     """
     curves = threshold_curves(measured.matches)
-    at = int(np.searchsorted(CONFIDENCES, mistakes.threshold - 1e-9).clip(0, len(CONFIDENCES) - 1))
     kinds = collections.Counter(one.kind for one in mistakes.mistakes)
     bins, error = calibration(measured.matches)
     template = environment().get_template("evaluation.html")
@@ -69,7 +68,7 @@ def render_evaluation(
         mark=(100 * mistakes.threshold, f"threshold {mistakes.threshold:.2f}"),
         headline=[(FIGURES[key], figures[key], figures["intervals"].get(key)) for key in _HEADLINE],
         facts=[(FIGURES[key], figures[key]) for key in FIGURES if key not in _HEADLINE],
-        operating=[(name, curves[name][at]) for name in ("precision", "recall", "f1")],
+        operating=[*figures_at(measured.matches, mistakes.threshold).items()],
         precision_recall=_precision_recall(measured),
         threshold_curves=[(name, _points(CONFIDENCES, curves[name.lower()])) for name in ("F1", "precision", "recall")],
         confidences=_confidences(bins),

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import errno
 import functools
 import json
 import os
@@ -29,7 +28,7 @@ from typing import Any, TypedDict
 import msgspec
 
 from pipeline.config.paths import local_path
-from pipeline.errors import ConfigError, FullError, InputError, OutputError, UserError
+from pipeline.errors import ConfigError, FullError, InputError, OutputError, UserError, is_full
 from pipeline.storage.files import (
     UNFINISHED,
     create,
@@ -176,8 +175,9 @@ def check_output(output: str, write: bool = True) -> None:
     except UserError:
         raise
     except Exception as err:
-        is_full = getattr(err, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
-        kind = FullError if is_full else kind_of_error(err, OutputError)
+        if is_full(err):
+            raise FullError.of(err, f"output {output}") from err
+        kind = kind_of_error(err, OutputError)
         raise kind(f"output {output}: expected a folder that can be written, but: {' '.join(str(err).split())[:300]}") from err
 
 

@@ -21,8 +21,8 @@ COMMANDS = {
     "m.pt": "yolo export model={}/m.pt format=saved_model",
     "m.h5": 'compile=False).export(sys.argv[2])" {}/m.h5 m/1',
     "m.keras": 'compile=False).export(sys.argv[2])" {}/m.keras m/1',
-    "m.tflite": "export a SavedModel from what it was made of",
-    "m.weights": "detect-objects import --cfg {0}/m.cfg --weights {0}/m.weights --names {0}/m.names --output m/1",
+    "m.tflite": "it is a TensorFlow Lite model, of which no tool makes a SavedModel; export one from what it was made of",
+    "m.weights": "detect-objects import --cfg {0}/m.cfg --weights {0}/m.weights --names CLASS_NAMES.txt --output m/1",
     "m.pb": "tf.saved_model.simple_save",
 }
 

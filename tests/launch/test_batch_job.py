@@ -156,7 +156,10 @@ def test_a_stopped_run_says_so_in_one_line_and_the_same_command_does_the_rest(se
     """Ctrl-C, or the signal of a scheduler: no traceback; rows that are written stay, and no image is done twice."""
     write_work(tmp_path / "in")
     arguments += ["--batch-sizes", 16]
-    assert signal_at_work(sent, arguments, out) == (130, "stopped; rows that were written stay\n")
+    assert signal_at_work(sent, arguments, out) == (
+        130,
+        "stopped; rows that were written stay, and the same command does the rest\n",
+    )
     done = len(rows_in(str(out)))
     assert 0 < done < WORK_IMAGES and not list(out.glob(".*"))
     assert not (out / "summary.json").exists() and not (out / "runs").exists()

@@ -49,4 +49,6 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on_once_there_is_room
     (full, _), (filled, rows), complete = (json.loads(line) for line in printed.read_text().splitlines() if line[0] == "[")
     assert (full, filled, complete) == (1, 1, [0, sorted(NAMES)]) and {*rows} <= {*NAMES}
     lines = [line for line in errors.read_text().splitlines() if line.startswith("error: ")]
-    assert len(lines) == 2 and all("No space left on device" in line for line in lines)
+    what = "No space left on device; free some space, then run the same command again"
+    assert len(lines) == 2 and all(what in line and str(tmp_path / "disk" / "out") in line for line in lines), lines
+    assert not any("while running" in line for line in lines)

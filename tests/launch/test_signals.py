@@ -70,7 +70,10 @@ def test_a_signal_while_a_job_ends_loses_no_row_and_the_same_command_does_the_re
 
     code, stdout, stderr = run_job(*arguments, at=Moment(place, number, having=having, sent=signal.SIGTERM))
 
-    assert (code, stderr) == (128 + signal.SIGINT, "stopped; rows that were written stay\n"), stdout
+    assert (code, stderr) == (
+        128 + signal.SIGINT,
+        "stopped; rows that were written stay, and the same command does the rest\n",
+    ), stdout
     assert {name: files_of(out).get(name) for name in before} == before
     new = sum(counts(out)) - 5
     assert new == rows if rows else 0 <= new <= 5
@@ -170,7 +173,7 @@ def test_a_signal_while_the_model_loads_stops_a_stream(tmp_path, run_job, pubsub
     (output, _), (_, subscription) = pubsub_emulator.create(), pubsub_emulator.create()
     arguments = ["--config", CONFIG, "--input", subscription, "--output", output, "--model", bright_model]
     ended = run_job(*arguments, env={**os.environ, "PYTHONPATH": str(tmp_path)})
-    assert ended == (128 + signal.SIGINT, "", "stopped; rows that were written stay\n")
+    assert ended == (128 + signal.SIGINT, "", "stopped; rows that were written stay, and the same command does the rest\n")
 
 
 def test_a_second_signal_while_a_stream_sums_up_does_not_lose_its_summary(tmp_path, pubsub_emulator, bright_model, bright_png):

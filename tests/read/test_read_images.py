@@ -89,9 +89,9 @@ def put(uri, content=b"x"):
     return uri
 
 
-def read(inputs, output, version=VERSION, failed_too=True, prefixes=("",)):
+def read(inputs, output, version=VERSION, prefixes=("",)):
     """What is read of an input: (names, images read, skipped, of these done before)."""
-    done = DoneRows(output, version, failed_too, prefixes, os.urandom(4).hex())
+    done = DoneRows(output, version, prefixes, os.urandom(4).hex())
     got = run(lambda pipeline: images_read(pipeline, ReadImages(inputs, exclude=output, done=done)))
     counted = merge_stats(got["counted"], 0)
     assert counted.read == len(got["images"]) + len(got["dead"]) + counted.skipped
@@ -109,7 +109,6 @@ def test_rows_and_permanent_dead_letters_count_as_done_and_transient_ones_do_not
     write_rows(output, [detected(*done)], [failed(*dead), failed(*passing, stage="read", reason="unreadable")])
     write_rows(output, [detected(*other, version=VERSION._replace(model="other"))])
     assert read([folder], output) == (["new.jpg", "other.jpg", "passing.jpg"], 5, 2, 2)
-    assert read([folder], output, failed_too=False, prefixes=(folder,))[0] == ["dead.jpg", "new.jpg", "other.jpg", "passing.jpg"]
 
     def count(**other):
         return (DoneRows(output, VERSION._replace(**other), run=os.urandom(4).hex()).among(images) != NEW).sum()
@@ -177,11 +176,11 @@ def test_shards_that_cannot_hold_wanted_rows_are_not_read(tmp_path):
     """Of a year of days only the shards whose statistics fit are opened beyond their footers."""
     for day in range(1, 31):
         write_rows(str(tmp_path), [detected(f"gs://b/2026/11/{day:02d}/{n}.jpg") for n in range(3)])
-    done = DoneRows(str(tmp_path), VERSION, True, ("gs://b/2026/11/07/",), "a")
+    done = DoneRows(str(tmp_path), VERSION, ("gs://b/2026/11/07/",), "a")
     assert done.have([(f"gs://b/2026/11/07/{n}.jpg", "1") for n in range(4)]).tolist() == [DETECTED] * 3 + [NEW]
     assert done.total == 3
-    assert DoneRows(str(tmp_path), VERSION, True, ("gs://b/2026/12/",), "b").total == 0
-    assert DoneRows(str(tmp_path), VERSION, True, ("",), "c").total == 90
+    assert DoneRows(str(tmp_path), VERSION, ("gs://b/2026/12/",), "b").total == 0
+    assert DoneRows(str(tmp_path), VERSION, ("",), "c").total == 90
 
 
 _OPENED: list[list[str]] = []  # of the test that asks for it; a hook stays until its process ends
@@ -258,7 +257,6 @@ def test_a_container_of_which_all_images_have_rows_is_not_opened(tmp_path, opene
     opened.clear()
     assert read(inputs, output) == ([], 8, 8, 7)
     assert not {*paths} & {*opened}
-    assert read(inputs, output, failed_too=False)[3] == 5
     (tmp_path / "in" / "a.tar").write_bytes((tmp_path / "in" / "a.tar").read_bytes())
     opened.clear()
     assert read(inputs, output)[1] == 8

@@ -91,7 +91,15 @@ def test_the_figures_of_the_page_are_those_of_the_command(errors, capsys):
     assert f"<b>{figures['AP']:.3f}</b>" in page
     low, high = figures["intervals"]["AP"]
     assert f"95 % interval {low:.3f} to {high:.3f}" in page
-    assert all("1 rows have no ground truth: ignored" in text for text in (page, capsys.readouterr().out))
+    assert all("1 row without ground truth: ignored" in text for text in (page, capsys.readouterr().out))
+
+
+@pytest.mark.parametrize("threshold", ["0.5", "0.815", "0"])
+def test_the_command_shows_precision_and_recall_of_the_page(threshold, errors, capsys):
+    """At any threshold, of one that is no hundredth, too."""
+    page = page_of(*errors, "--threshold", threshold)
+    (shown,) = re.findall(r"at confidence (\S+) and IoU 0.50: precision (\S+), recall (\S+)", capsys.readouterr().out)
+    assert "Precision {1} Recall {2}".format(*shown) in text(section(page, "At confidence {}".format(*shown)))
 
 
 def test_the_page_is_one_file_without_scripts_whatever_names_say(errors, capsys):
