@@ -99,7 +99,7 @@ class FullError(OutputError):
         """
         named = folder or os.path.dirname(os.fsdecode(getattr(err, "filename", None) or ""))
         place = f"{named}: " if named else ""
-        what = "this user's quota is used up" if "quota" in str(err) else "No space left on device"
+        what = next((text for text in _FULL_TEXTS if text in str(err)), _FULL_TEXTS[0])
         return cls(f"{place}{what}; free some space, then run the same command again")
 
 

@@ -10,7 +10,8 @@ import colorsys
 import io
 import math
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -22,24 +23,37 @@ from pipeline.results.layout import MADE_BY
 _JPEG_QUALITY = 85
 _SMALLEST_DRAWN_SIDE = 480  # pixels; on a 32-pixel icon a label would hide the icon
 _LONGEST_LABEL = 28  # characters
-_CROWD = 12  # more objects than this have a small number as their label: names would hide the picture
+_MOST_LABELS = 0.15  # of the picture: labels that cover more would hide it
+_LONGEST_SIDE = 65_500  # pixels of a JPEG
 _GOLDEN_ANGLE = 0.61803398875  # of a turn; puts neighbouring class ids far apart on the colour wheel
 Colour = tuple[int, int, int]
 Rectangle = tuple[int, int, int, int]  # xyxy, both corners inside, as Pillow draws it
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+
+class _Mark(NamedTuple):
+    """A detection as it is drawn."""
+
+    number: int
+    box: Rectangle
+    label: str
+    colour: Colour
 
 
 def annotate(image: DetectedImage, pixels_rgb: np.ndarray | None = None) -> bytes:
     """Draws an image's detections: a box and a label with class name and confidence, one colour for each class.
 
-    In a crowd a label is the detection's number, from 1 on, in the order of the detections. Boxes are scaled from the original's
-    pixels to the drawn ones and clipped to the image.
+    In a crowd, whose labels would hide the picture, a label is the detection's number, from 1 on, in the order of the detections.
+    Given pixels then get a list of the numbers beside them; the report has its own. Boxes are scaled from the original's pixels
+    to the drawn ones and clipped to the image.
 
     Args:
       image: A result.
       pixels_rgb: `(h, w, 3) uint8`, upright; default: those of the thumbnail.
 
     Returns:
-      A JPEG of the size of the pixels, enlarged if that is too small for labels; empty if there is no picture to draw on.
+      A JPEG of the size of the pixels, enlarged if that is too small for labels, and wider by a list; empty if there is no
+      picture to draw on.
     """
     rgb = _thumbnail(image) if pixels_rgb is None else pixels_rgb
     if rgb is None:
@@ -47,18 +61,18 @@ def annotate(image: DetectedImage, pixels_rgb: np.ndarray | None = None) -> byte
     canvas = _canvas(rgb)
     pen = ImageDraw.Draw(canvas)
     line = max(2, round(max(canvas.size) / 320))
-    crowded = len(image.detections) > _CROWD
-    font = ImageFont.load_default(max(11, round(max(canvas.size) / 60)) if crowded else max(13, round(max(canvas.size) / 36)))
-    marks = list(_marks(image, canvas.size))[::-1]  # the most confident lies on top
-    for box, _, colour in marks:
-        pen.rectangle(box, outline=colour, width=line)
-    for box, label, colour in marks:
+    marks = list(_marks(image, canvas.size))
+    font, is_crowd = _readable(marks, canvas.size, line)
+    for mark in marks[::-1]:  # the most confident lies on top
+        pen.rectangle(mark.box, outline=mark.colour, width=line)
+    for mark in marks[::-1]:
+        label = str(mark.number) if is_crowd else mark.label
         left, top, right, bottom = font.getbbox(label)
         label_wh = (math.ceil(right - left) + 2 * line, math.ceil(bottom - top) + 2 * line)
-        x, y = _place_label(box, label_wh, canvas.size)
-        pen.rectangle((x, y, x + label_wh[0] - 1, y + label_wh[1] - 1), fill=colour)
-        pen.text((x + line - left, y + line - top), label, font=font, fill=text_colour(colour))
-    return marked_jpeg(canvas, _JPEG_QUALITY)
+        x, y = _place_label(mark.box, label_wh, canvas.size)
+        pen.rectangle((x, y, x + label_wh[0] - 1, y + label_wh[1] - 1), fill=mark.colour)
+        pen.text((x + line - left, y + line - top), label, font=font, fill=text_colour(mark.colour))
+    return marked_jpeg(_with_list(canvas, marks, font) if is_crowd and pixels_rgb is not None else canvas, _JPEG_QUALITY)
 
 
 def marked_jpeg(picture: Image.Image, quality: int) -> bytes:
@@ -109,8 +123,8 @@ def _canvas(rgb: np.ndarray) -> Image.Image:
     return Image.fromarray(rgb)
 
 
-def _marks(image: DetectedImage, size_wh: tuple[int, int]) -> Iterator[tuple[Rectangle, str, Colour]]:
-    """Box, label and colour of each detection, in pixels of the drawn picture, without boxes that are not finite."""
+def _marks(image: DetectedImage, size_wh: tuple[int, int]) -> Iterator[_Mark]:
+    """Each detection, in pixels of the drawn picture, without boxes that are not finite."""
     width, height = size_wh
     scale_xyxy = np.array([width / image.width, height / image.height] * 2)
     found = image.detections
@@ -120,8 +134,38 @@ def _marks(image: DetectedImage, size_wh: tuple[int, int]) -> Iterator[tuple[Rec
         if np.isfinite(scaled).all():
             x0, y0, x1, y1 = (int(edge) for edge in np.clip(np.rint(scaled), 0, [width, height, width, height]))
             x0, y0 = min(x0, width - 1), min(y0, height - 1)
-            label = str(place) if len(found) > _CROWD else f"{label_text(name, class_id)} {float(confidence):.2f}"
-            yield (x0, y0, max(x0, x1 - 1), max(y0, y1 - 1)), label, class_colour(class_id)
+            label = f"{label_text(name, class_id)} {float(confidence):.2f}"
+            yield _Mark(place, (x0, y0, max(x0, x1 - 1), max(y0, y1 - 1)), label, class_colour(class_id))
+
+
+def _readable(marks: Sequence[_Mark], size_wh: tuple[int, int], line: int) -> tuple[Font, bool]:
+    """The font of the labels, smaller where there are many, and whether even so they would hide the picture."""
+    longest = max(size_wh)
+    small = ImageFont.load_default(max(11, round(longest / 60)))
+    for font in (ImageFont.load_default(max(13, round(longest / 36))), small):
+        boxes = [font.getbbox(mark.label) for mark in marks]
+        covered = sum((right - left + 2 * line) * (bottom - top + 2 * line) for left, top, right, bottom in boxes)
+        if covered <= _MOST_LABELS * size_wh[0] * size_wh[1] or len(marks) == 1:
+            return font, False
+    return small, True
+
+
+def _with_list(canvas: Image.Image, marks: Sequence[_Mark], font: Font) -> Image.Image:
+    """The picture with its numbers, classes and confidences at its right side, in as many columns as it takes."""
+    lines = [f"{mark.number}  {mark.label}" for mark in marks]
+    _, top, _, bottom = font.getbbox("Ag")
+    step, pad = math.ceil((bottom - top) * 1.5), math.ceil(bottom - top)
+    rows = max(1, (canvas.height - pad) // step)
+    column = pad + math.ceil(max(font.getlength(line) for line in lines))
+    width = canvas.width + column * math.ceil(len(lines) / rows) + pad
+    if width > _LONGEST_SIDE:
+        return canvas
+    wider = Image.new("RGB", (width, canvas.height), (255, 255, 255))
+    wider.paste(canvas)
+    pen = ImageDraw.Draw(wider)
+    for place, line in enumerate(lines):
+        pen.text((canvas.width + pad + place // rows * column, pad // 2 + place % rows * step), line, font=font, fill=(0, 0, 0))
+    return wider
 
 
 def _place_label(box: Rectangle, label_wh: tuple[int, int], size_wh: tuple[int, int]) -> tuple[int, int]:

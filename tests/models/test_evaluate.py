@@ -253,8 +253,8 @@ def test_the_command_prints_the_figures_and_writes_them(tmp_path, capsys):
     assert "AP at IoU 0.50:0.95                AP          0.505   95 % interval 0.000 to 1.000\n" in printed
     assert "AP, objects up to 32x32 pixels     AP_small        -\n" in printed
     assert "  cat                                   0.505   0.500\n" in printed
-    assert "1 ground-truth images have no row: they count as images without detections\n" in printed
-    assert "1 rows have no ground truth: ignored\n" in printed
+    assert "1 ground-truth image without a row: counted as without detections\n" in printed
+    assert "1 row without ground truth: ignored\n" in printed
     assert "1 detections of classes that are no category: ignored: zebra (1)\n" in printed
     written = json.loads((tmp_path / "figures.json").read_text())
     assert written == json.loads(json.dumps(evaluate(tmp_path, tmp_path / "truth.json", resamples=1000)))

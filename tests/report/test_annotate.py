@@ -62,6 +62,24 @@ def test_no_box_breaks_the_picture_and_small_images_are_enlarged_until_a_label_f
     assert 480 <= max(decoded(annotate(detected(grey(height, width), boxes))).shape) <= 800
 
 
+def boxes_in_rows(count):
+    return [[20 + place % 10 * 75, 40 + place // 10 * 70, 60 + place % 10 * 75, 90 + place // 10 * 70] for place in range(count)]
+
+
+@pytest.mark.parametrize(("count", "is_crowd"), [(1, False), (16, False), (80, True)])
+def test_a_given_picture_has_names_at_its_boxes_or_in_a_crowd_a_list_beside_it(count, is_crowd):
+    """Sixteen objects are none: a label with a name is as wide as the name. A thumbnail gets no list, as the report has one."""
+    image = detected(grey(600, 800), boxes_in_rows(count))
+    drawn, thumbnail = decoded(annotate(image, grey(600, 800))), decoded(annotate(image))
+    assert thumbnail.shape == (600, 800, 3)
+    assert drawn.shape[0] == 600 and (drawn.shape[1] > 800) == is_crowd
+    of_label = np.abs(drawn[25:38, 20:200].astype(int) - class_colour(0)).max(axis=-1) < 60
+    assert (of_label.any(axis=0).sum() > 40) == (not is_crowd)
+    if is_crowd:
+        beside = drawn[:, 800:]
+        assert (beside[:8] > 230).all() and (beside.min(axis=-1) < 100).any(axis=1).sum() > 200, "lines of text on white"
+
+
 @pytest.mark.parametrize("thumbnail", [b"", b"no picture"], ids=["none", "broken"])
 def test_an_image_without_thumbnail_has_no_picture(thumbnail):
     assert annotate(detected(grey(8, 8), [], thumbnail=thumbnail)) == b""
