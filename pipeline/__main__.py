@@ -37,6 +37,7 @@ class Verb(NamedTuple):
 VERBS = {
     "run": Verb("pipeline.run", "detect objects: a batch job, a stream or a backfill"),
     "evaluate": Verb("pipeline.evaluate", "how good an output is beside labels, or how far two outputs agree"),
+    "report": Verb("pipeline.report_folder", "make the page of a results folder anew, of all its rows or of some"),
     "view": Verb("pipeline.view", "open a run in FiftyOne, beside its labels"),
     "pictures": Verb("pipeline.pictures", "draw the objects of a run into its images, or cut them out"),
     "import": Verb("pipeline.import_model", "turn a Darknet YOLO model into a SavedModel, or describe another model"),

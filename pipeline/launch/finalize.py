@@ -16,6 +16,7 @@ from apache_beam.io.filesystems import FileSystems
 from pipeline import errors
 from pipeline.config import WriteConfig
 from pipeline.errors import DEAD, DONE, FAILED, SIGNALS, RunnerError, UserError, signals_call
+from pipeline.launch.folder_report import page_of_folder
 from pipeline.log_lines import console, plural, say, write_unlocked
 from pipeline.records import row_bytes
 from pipeline.report.annotate import annotate
@@ -72,10 +73,21 @@ class JobReport:
         stale = [each for each in earlier.get("samples", ()) if each not in contents and is_sample_name(each)]
         has_tried = summary["images"]["read"] > summary["images"]["skipped"] or not earlier
         is_newest = has_tried and not _is_fresh(f"{self.run.output}/{SUMMARY}")
-        for folder in (self.run.reports, *([self.run.output] if is_newest else [])):
+        for each, content in contents.items():
+            write_file(f"{self.run.reports}/{each}", content, self.run.folder)
+        if is_newest:
+            contents[REPORT] = self._page_of_folder(summary) or contents[REPORT]
             for each, content in contents.items():
-                write_file(f"{folder}/{each}", content, self.run.folder)
+                write_file(f"{self.run.output}/{each}", content, self.run.folder)
         delete_files(f"{self.run.output}/{each}" for each in stale if is_newest)
+
+    def _page_of_folder(self, summary: dict[str, Any]) -> bytes:
+        """The page of all current rows; empty where these cannot be read now, which makes no job fail whose rows are there."""
+        try:
+            return page_of_folder(self.run.output, {**summary, "run": self.run.name})
+        except (UserError, ValueError, OSError) as err:  # a row of another form, or storage
+            console.warning("report.html is of this run alone: %s; detect-objects report makes that of the folder", err)
+            return b""
 
     def _outcome(self, summary: dict[str, Any], canary: str) -> Iterator[str]:
         images, output = summary["images"], self.run.output

@@ -14,7 +14,7 @@ import hashlib
 import importlib.resources
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from markupsafe import Markup
@@ -26,8 +26,11 @@ from pipeline.records import DeadLetter, DetectedImage
 from pipeline.report.annotate import annotate, class_colour
 from pipeline.report.charts import Bar, bars, line_over_time
 from pipeline.report.formats import breakable, counted, duration, link, number, share, yaml_value
+from pipeline.stats.job_stats import JobStats, summed
+from pipeline.stats.summary import confidences_of
 
 _SHOWN_CLASSES = 30
+_SHOWN_MODELS = 4
 _SHOWN_LETTERS = 20  # per reason; all of them are in dead_letters/
 _SHOWN_DETECTIONS = 30  # per sample
 _STAGES = ("read", "decode", "model", "postprocess")  # in the order of the data
@@ -37,12 +40,32 @@ _LATENCY_NAMES = {"p50": "median", "p90": "90 %", "p99": "99 %", "max": "slowest
 Picture = tuple[str, DetectedImage]  # its title, a result
 
 
+class Folder(NamedTuple):
+    """What the page shows of a results folder.
+
+    Attributes:
+      output: The folder.
+      stats: Of its current rows: `read`, `confidences`, `dead` and `dead_examples`.
+      models: Images with a result by name and version of the model.
+      samples: Results to show as pictures, each with its purpose.
+      page_of_run: The page of the last run, relative to this one; empty if there is none.
+    """
+
+    output: str
+    stats: JobStats
+    models: Mapping[tuple[str, str], int]
+    samples: Sequence[Picture]
+    page_of_run: str = ""
+
+
 def render_report(
     summary: Mapping[str, Any],
     samples: Sequence[Picture],
     dead_examples: Mapping[str, Sequence[DeadLetter]],
     disagreements: Sequence[Picture] = (),
+    *,
     live: Mapping[str, Any] | None = None,
+    folder: Folder | None = None,
 ) -> str:
     """The report page as a complete HTML document.
 
@@ -52,6 +75,7 @@ def render_report(
       dead_examples: Dead letters of each reason, all or some.
       disagreements: Images on which the canary and the version in use differ, each twice: one result after the other.
       live: Further values of `live.html`, for a job that still runs, which also has images in flight.
+      folder: Of a page of a whole results folder: what is in it. The run is its last one, with a section of its own.
     """
     images, unit = summary["images"], "messages" if summary["mode"] == "streaming" else "images"
     outcomes = [
@@ -81,8 +105,36 @@ def render_report(
         "changed": changed,
         "unchanged": unchanged,
         **(live or {}),
+        "folder": None,
     }
+    if folder:
+        values |= _of_folder(folder, values)
     return environment().get_template("live.html" if live else "page.html").render(**page_style(), **values)
+
+
+def _of_folder(folder: Folder, run: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the page of a folder that differ from those of its last run."""
+    stats, detected = folder.stats, sum(folder.models.values())
+    account = [("detected", "=", detected, "with a result"), ("dead", "+", stats.failed, "dead letters")]
+    total, found = max(stats.read, 1), stats.confidences.total()
+    names = [f"{name} {version}".strip() for name, version in folder.models]
+    last = ("model", "mode", "started_at", "finished_at", "account", "parts", "adds_up", "facts", "warnings", "unit")
+    confidences, reasons = confidences_of(stats), summed((reason, n) for (_, reason), n in stats.dead.items())
+    return {
+        "folder": {"name": folder.output, "last": {key: run[key] for key in last}, "page": folder.page_of_run},
+        "unit": "images",
+        "model": ", ".join(sorted(names)[:_SHOWN_MODELS]) + ", …" * (len(names) > _SHOWN_MODELS),
+        "account": [("read", "", stats.read, "image with a row" if stats.read == 1 else "images with a row"), *account],
+        "parts": [(name, amount / total) for name, _, amount, _ in account],
+        "adds_up": True,
+        "warnings": (),
+        "facts": [("Detections", number(found)), ("Per image", number(found / detected if detected else None, 1))],
+        "reasons": _reasons(dict(reasons.most_common()), stats.dead_examples),
+        "samples": [_sample(*picture) for picture in folder.samples],
+        "classes": _classes(stats.classes, confidences["by_class"]),
+        "classes_caption": f"{counted(len(stats.classes), 'class', 'classes')} with detections",
+        "confidences": _confidences(confidences["all"]),
+    }
 
 
 @functools.cache

@@ -4,7 +4,8 @@
     dead_letters/20261121T020000Z-<run>-<hash>.parquet    rows of images and messages that failed
     containers/20261121T020000Z-<run>-<uuid>.contents     what archives, videos and TFRecord files hold (see `contents`)
     runs/<run>/                                           reports of a run: summary.json, report.html, samples/
-    summary.json  report.html  samples/                   copies of the newest run's
+    summary.json  samples/                                copies of the newest run's
+    report.html                                           the page of all current rows, with the newest run
     exports/                                              rows in other formats (see `detect-objects export`)
     .staging-<run>/  .lock-<name>                         unfinished files; locks
 

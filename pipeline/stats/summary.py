@@ -69,7 +69,7 @@ def summarise(stats: JobStats, facts: RunFacts) -> dict[str, Any]:
         "dead_by_stage": dict(summed((stage, n) for (stage, _), n in stats.dead.items()).most_common()),
         "classes": dict(stats.classes.most_common()),
         "detections": stats.confidences.total(),
-        "confidences": _confidences(stats),
+        "confidences": confidences_of(stats),
         **({"warnings": warnings} if warnings else {}),
         "latency_ms": stats.latencies.percentiles_ms(),
         **({"event_to_publish_ms": stats.publish_latencies.percentiles_ms()} if stats.publish_latencies else {}),
@@ -127,7 +127,7 @@ def left_out_line(kinds: Mapping[str, int]) -> str:
     return f"{sum(kinds.values())} files that are no images ({', '.join(shown + more)})"
 
 
-def _confidences(stats: JobStats) -> dict[str, Any]:
+def confidences_of(stats: JobStats) -> dict[str, Any]:
     """Detections by bin, of all classes and of the most frequent ones."""
     named = Counter({name: amount for name, amount in stats.classes.items() if name != OTHER_CLASSES})
     everything = [0] * BINS

@@ -1,0 +1,115 @@
+"""The report of a results folder: figures of its current rows, pictures of a few of its images, and the last run.
+
+The figures take one pass over the current rows, column by column. The images of the samples are read again, a few at a time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec.structs import replace
+
+from models.evaluate.detection_rows import from_json
+from pipeline.config import DetectConfig
+from pipeline.failures import ImageError
+from pipeline.feed.decode import decode_image
+from pipeline.feed.thumbnails import make_thumbnail
+from pipeline.read.again import reads
+from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef
+from pipeline.report.page import Folder, render_report
+from pipeline.results.current import current_batches, current_rows
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, REPORT, RUNS
+from pipeline.results.reader import undisturbed
+from pipeline.results.rows import json_rows
+from pipeline.results.wanted import ALL, Wanted
+from pipeline.stats.job_stats import JobStats, confidence_bins
+from pipeline.stats.samples import REPORT_SAMPLES, chosen, keep, ranks
+
+_SAMPLED = 200_000  # rows among which samples are chosen; each takes microseconds
+_MAX_PIXELS = DetectConfig().max_megapixels * 1e6
+_THREADS = 4
+
+
+def page_of_folder(output: str, summary: Mapping[str, Any], wanted: Wanted = ALL) -> bytes:
+    """The page of the current rows of a results folder, with pictures of a few images as far as these can be read.
+
+    Args:
+      output: The folder.
+      summary: Of its last run, as `summary.json` has it.
+      wanted: Which rows; of these the current ones.
+
+    Raises:
+      UnreadableError: Rows cannot be read now, or some are damaged.
+    """
+    found = undisturbed(partial(_figures, output, wanted))
+    run = summary.get("run", "")
+    page = f"{RUNS}/{run}/{REPORT}" if run else ""
+    folder = found._replace(samples=list(_with_pictures(found.samples)), page_of_run=page)
+    return render_report(summary, [], {}, folder=folder).encode("utf-8", "backslashreplace")
+
+
+def _figures(output: str, wanted: Wanted) -> Folder:
+    stats, models, looked = JobStats(), Counter[tuple[str, str]](), 0
+    for batch in current_batches(output, wanted, DETECTIONS):
+        stats.read += len(batch)
+        models.update(zip(batch["model"].to_pylist(), batch["version"].to_pylist(), strict=True))
+        _add_objects(stats, batch)
+        if looked < _SAMPLED:
+            looked += len(batch)
+            for row in json_rows(batch, DETECTIONS):
+                image = _image_of(row)
+                keep(stats.pictures, ranks(image), image, REPORT_SAMPLES)
+    for row in current_rows(output, wanted, kind=DEAD_LETTERS):
+        stats.read += 1
+        ref = ImageRef(row["image"].get("uri", ""), row["image"].get("generation", ""))
+        stats.add_dead(DeadLetter(ref, row["stage"], row["reason"], row["message"]))
+    return Folder(output, stats, models, chosen(stats.pictures, REPORT_SAMPLES))
+
+
+def _add_objects(stats: JobStats, batch: pa.RecordBatch) -> None:
+    """Counts objects by class and confidence, and images by their number of objects."""
+    objects = pc.list_flatten(batch["detections"])
+    names, confidences = (pc.struct_field(objects, name) for name in ("class_name", "confidence"))
+    stats.confidences.update(zip(names.to_pylist(), confidence_bins(confidences.to_numpy(zero_copy_only=False)), strict=True))
+    stats.objects.update(pc.list_value_length(batch["detections"]).to_pylist())
+
+
+def _image_of(row: dict[str, object]) -> DetectedImage:
+    found = from_json(row, "a row")
+    scores = found.scores.astype(np.float32)
+    detections = Detections(
+        found.boxes_xyxy.astype(np.float32).reshape(-1, 4), np.array(found.class_ids, np.int32), scores, found.class_names
+    )
+    return DetectedImage(ImageRef(found.uri), found.width, found.height, "", "", detections)
+
+
+def _with_pictures(samples: Sequence[tuple[str, DetectedImage]]) -> Iterator[tuple[str, DetectedImage]]:
+    """Those samples whose images can be read again, with a thumbnail."""
+    rows = {image.ref.uri: (purpose, image) for purpose, image in samples}
+    wanted = [from_json(_row_of(image), "a row") for _, image in samples]
+    pictures: dict[str, bytes] = {}
+    with ThreadPoolExecutor(_THREADS, "samples") as pool:
+        for uri, thumbnail in pool.map(lambda read: (read[0].uri, _thumbnail(read[1])), list(reads(wanted, ""))):
+            pictures[uri] = thumbnail
+    for uri, (purpose, image) in rows.items():
+        if pictures.get(uri):
+            yield purpose, replace(image, thumbnail=pictures[uri])
+
+
+def _row_of(image: DetectedImage) -> dict[str, object]:
+    return {"image": {"uri": image.ref.uri, "width": image.width, "height": image.height}, "detections": []}
+
+
+def _thumbnail(read: object) -> bytes:
+    """A small picture; empty where the image cannot be read or decoded any more."""
+    try:
+        return make_thumbnail(decode_image(read(), _MAX_PIXELS))  # type: ignore[operator]
+    except (ImageError, OSError):
+        return b""

@@ -1,0 +1,70 @@
+"""`detect-objects report`: makes the page of a results folder, at any time, of all its current rows or of some.
+
+    detect-objects report out/
+    detect-objects report out/ --run 3f2a9c01 --to run.html
+
+Exit code 0: written; 1: rows cannot be read now, or some are damaged; 2: a wrong command or place; 130: stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.config.paths import local_path
+from pipeline.errors import CommandParser, InputError, run_command
+from pipeline.launch.folder_report import page_of_folder
+from pipeline.log_lines import say
+from pipeline.results.layout import REPORT, RUNS, SUMMARY, check_reports, results_folder
+from pipeline.results.wanted import add_row_flags, wanted_rows
+from pipeline.storage.files import read_checked, write_file
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    flags = make_parser().parse_args(argv)
+    return run_command(lambda: _report(flags), "no page is written", "stopped; no page is written")
+
+
+def _report(flags: argparse.Namespace) -> int:
+    output = results_folder(flags.folder)
+    to = local_path(flags.to) or f"{output}/{REPORT}"
+    if not flags.to:
+        check_reports(output)
+    page = page_of_folder(output, _summary(output, flags.run), wanted_rows(flags)._replace(run=flags.run))
+    write_file(to, page)
+    say([to])
+    return 0
+
+
+def _summary(output: str, run: str) -> dict[str, Any]:
+    """The summary of a run, by default of the newest one.
+
+    Raises:
+      InputError: There is none.
+    """
+    folder = f"{output}/{RUNS}/{run}" if run else output
+    found: Any = read_checked(f"{folder}/{SUMMARY}", json.loads)
+    if not (isinstance(found, dict) and {"images", "model", "config", "confidences"} <= {*found}):
+        raise InputError(f"{folder}: expected the {SUMMARY} that a run of this program has written, found none")
+    return found
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
+    parser = CommandParser(
+        prog="detect-objects report", description="Makes the page of a results folder, of all its current rows or of some."
+    )
+    add = parser.add_argument
+    add("folder", metavar="RESULTS", help="the results folder, local or gs://")
+    add("--run", default="", metavar="RUN", help="only rows that this run wrote")
+    add_row_flags(parser)
+    add("--to", default="", metavar="FILE", help="the page to write (default: report.html in the results folder)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
