@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 import time
 from collections.abc import Iterator
@@ -65,7 +66,8 @@ def check_stream(options: Any) -> None:
 def wait(running: Any) -> None:
     """Waits until a job is done, drained, or replaced by an update.
 
-    Beam's own wait takes the last two for failures, and gives up on a job that drains for longer than 50 s.
+    Beam's own wait takes the last two for failures, gives up on a job that drains for longer than 50 s, and ends where the
+    service refuses an answer once. The job goes on then, and so does this wait.
 
     Raises:
       Exception: The job failed, or was cancelled.
@@ -73,7 +75,11 @@ def wait(running: Any) -> None:
     try:
         running.wait_until_finish()
     except Exception:
-        while running.state == PipelineState.DRAINING:
-            time.sleep(_LOOK_SECONDS)
-        if running.state not in (PipelineState.DRAINED, PipelineState.UPDATED):
+        state = ""
+        while not (state and PipelineState.is_terminal(state)):
+            with contextlib.suppress(Exception):  # the network may be away for an hour
+                state = running.state
+            if not (state and PipelineState.is_terminal(state)):
+                time.sleep(_LOOK_SECONDS)
+        if state not in (PipelineState.DONE, PipelineState.DRAINED, PipelineState.UPDATED):
             raise

@@ -302,3 +302,12 @@ def test_a_config_with_a_fault_is_refused_by_the_service_and_is_a_wrong_command(
 def test_a_stream_in_a_region_that_there_is_not_is_refused(stream, capfd):
     assert run.main([*stream[:-1], "--region=europe-west99"]) == 2
     assert capfd.readouterr().err.endswith("error: DataflowRunner refuses the job: there is no region europe-west99\n")
+
+
+def test_a_launcher_waits_on_where_the_service_refuses_to_say_how_its_job_is(dataflow, stream, capfd):
+    """The job goes on there; a launcher that ended would leave nobody who drains it."""
+    dataflow.refusals = 3
+    with signalled_when_running(dataflow, signal.SIGTERM):
+        assert run.main(stream) == 0
+    assert [job["currentState"] for job in dataflow.jobs.values()] == ["JOB_STATE_DRAINED"]
+    assert dataflow.refusals == 0
