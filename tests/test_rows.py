@@ -13,9 +13,11 @@ import pytest
 from pipeline import export, rows
 from pipeline.compact import main as compact
 from pipeline.records import dead_letter_row, detection_row
+from pipeline.results.current import current_rows
 from pipeline.results.layout import DEAD_LETTERS
+from pipeline.results.row_rule import current_sql
 from tests.conftest import REPO
-from tests.shard_rows import VERSION, detected, failed, write_rows
+from tests.shard_rows import OTHER, VERSION, detected, failed, write_rows
 
 OTHER_SETTINGS = VERSION._replace(settings="00000000")
 
@@ -102,6 +104,22 @@ def test_duckdb_applies_the_rule_with_the_query_that_the_docs_show(out):
     found = duckdb.sql(query).df()
     assert sorted(found.uri) == ["\\udc80.jpg", "a.jpg", "c.jpg"]
     assert found[found.uri == "a.jpg"].detections.iloc[0][0]["confidence"] == pytest.approx(0.75)
+
+
+def test_the_query_of_the_docs_gives_the_current_rows(tmp_path, monkeypatch):
+    """Of several versions, generations and models, and beside newer dead letters."""
+    monkeypatch.chdir(tmp_path)
+    write_rows("out", [detected("a", confidence=0.5), detected("b"), detected("c")], made_at=1.0)
+    write_rows("out", [detected("a", confidence=0.75, version=OTHER)], version=OTHER, made_at=2.0)
+    write_rows("out", [detected("a", confidence=0.9)], [failed("b", "2"), failed("c", ""), failed("a")], made_at=3.0)
+    write_rows(
+        "out", [detected("a", version=VERSION._replace(model="other"))], version=VERSION._replace(model="other"), made_at=1.0
+    )
+    found = duckdb.sql(current_sql("'out/detections/*.parquet'", "'out/dead_letters/*.parquet'")).df()
+    by_sql = sorted((row.uri, row.model, round(row.detections[0]["confidence"], 2)) for row in found.itertuples())
+    rows = current_rows("out")
+    assert by_sql == sorted((row["image"]["uri"], row["model"]["name"], row["detections"][0]["confidence"]) for row in rows)
+    assert by_sql == [("a", "other", 0.5), ("a", "yolo", 0.9), ("c", "yolo", 0.5)]
 
 
 @pytest.mark.matrix

@@ -88,7 +88,7 @@ class _Part(NamedTuple):
         return 2 * len(self.lost) < _ROWS and 2 * self.shard.size_bytes < _BYTES and 2 * self.raw_bytes < _RAW_BYTES
 
 
-def compact(output: str, until: float = 0.0, *, keep_latest: bool = False, wait_s: float = 0.0) -> Compacted:
+def compact(output: str, until: float = 0.0, *, keep_latest: bool = False, run: str = "", wait_s: float = 0.0) -> Compacted:
     """Merges the shards of a results folder.
 
     Args:
@@ -96,6 +96,7 @@ def compact(output: str, until: float = 0.0, *, keep_latest: bool = False, wait_
       until: Only shards all of whose rows were made before this moment, in seconds since the epoch; 0: all.
       keep_latest: Of an image and a model only the current row, or the newest detection, stays of all detections, whatever its
         generation, version and settings.
+      run: Only the shards that this run wrote; empty: those of all.
       wait_s: The longest wait for another compaction.
 
     Raises:
@@ -105,7 +106,7 @@ def compact(output: str, until: float = 0.0, *, keep_latest: bool = False, wait_
     with locked(output, COMPACTED, wait_s=wait_s, what="compact"):
         remove_abandoned(output)
         _remove_views(output)
-        results = ResultsFolder(output)
+        results = ResultsFolder(output, may_hold=lambda shard: run in ("", shard.run))
         share, before_us = 0.0 if keep_latest else _SHARE, until * 1e6 if until else math.inf
         parts = [part for part in _parts(results, keep_latest) if part.ranked.made_at.max(initial=0) < before_us]
         groups = _decided(results, parts, keep_latest, share)

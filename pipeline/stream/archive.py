@@ -30,6 +30,7 @@ from msgspec.structs import replace
 
 from pipeline.codec import RecordCoder
 from pipeline.records import DeadLetter, DetectedImage
+from pipeline.results.compact import compact
 from pipeline.results.completion import UNKNOWN, RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.rows import record_bytes, rows_by_kind
@@ -42,6 +43,7 @@ from pipeline.stream.subscriber import Subscriber
 from pipeline.stream.threads import RunThreads
 
 WINDOW_ROWS = 20_000
+COMPACTED_SHARDS = 360  # an hour of windows: the stream merges them, 34,560 files of a day otherwise
 _WINDOW_BYTES = 48_000_000
 _LOOK_SECONDS = 0.1
 _AGAIN_SECONDS = 2.0  # while storage fails
@@ -101,6 +103,7 @@ class Archive:
         self._changed = threading.Condition()
         self._filling, self._closed = _Window(), _Window()
         self._writing = threading.Lock()
+        self._written = 0  # shards
 
     def add(self, records: Sequence[_Record]) -> None:
         """Adds the records of a bundle whose results are published; waits only while two windows are full."""
@@ -130,6 +133,21 @@ class Archive:
                 PROCESS.failing["archive"] = one_line(err)
                 self._threads.stop.wait(_AGAIN_SECONDS)
 
+    def keep_compacting(self) -> None:
+        """Merges the shards that this run has written, whenever there are many, until the run stops; the work of a thread.
+
+        It reads no shard of other runs, and none that is merged, so that its memory does not grow with the archive.
+        """
+        merged = 0
+        while not self._threads.stop.wait(_LOOK_SECONDS):
+            if self._written - merged < COMPACTED_SHARDS:
+                continue
+            merged = self._written
+            try:
+                compact(self._writer.run.output, run=self._writer.run.name)
+            except Exception as err:  # noqa: BLE001  the next time it merges these, too; no row depends on it
+                _log.warning("the archive is not compacted (%s); the stream goes on", one_line(err))
+
     def write_if_over(self) -> None:
         """Writes the window if it is over, or if an earlier one is not written yet."""
         with self._changed:
@@ -155,6 +173,7 @@ class Archive:
                 window.unwritten = self._writer.tables(window.records)
             while window.unwritten:
                 self._writer.write(window.records, *window.unwritten[0])
+                self._written += 1
                 del window.unwritten[0]
             PROCESS.failing.pop("archive", None)
             self._subscriber.end_hold([record.ref.message_id for record in window.records])

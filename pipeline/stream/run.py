@@ -108,6 +108,7 @@ class StreamRun:
         if settings.results and settings.in_process:
             self.archive = Archive(settings.writer, settings.config.write.window_s, self.threads, self.subscriber)
             self.threads.start("archiving", self.archive.keep_writing)
+            self.threads.start("compacting", self.archive.keep_compacting)
 
     def end(self, result: DetectedImage | DeadLetter, row: bytes) -> None:
         """Notes what became of an image, and the row that answers all messages that asked for it."""

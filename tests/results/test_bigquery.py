@@ -7,6 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import requests
+from google.cloud import bigquery
 
 from models import progress
 from pipeline.load_bigquery import main
@@ -185,6 +187,21 @@ def test_a_release_with_one_more_column_adds_it_to_the_table(server, output, mon
     assert load(output) == 0
     assert {row["uri"]: row.get("colour") for row in server.rows["d.t"]} == {"a": None, "b": None, "c": "red"}
     assert [column["name"] for column in server.tables["d.t"]["schema"]["fields"]][-2:] == ["label", "colour"]
+
+
+def test_a_broken_connection_is_no_file_that_bigquery_refuses(server, output, capsys, monkeypatch):
+    """D18: each half was sent again, down to single files, which were then refused."""
+    sent = []
+
+    def broken(self, file, *_args, **_how):
+        sent.append(file.name)
+        raise requests.ConnectionError("Connection aborted")
+
+    write_rows(output, [detected("c")])
+    monkeypatch.setattr(bigquery.Client, "load_table_from_file", broken)
+    assert load(output) == 1
+    said = capsys.readouterr().err
+    assert len(sent) == 1 and said == "error: the load failed, and the next one goes on: Connection aborted\n"
 
 
 def test_since_leaves_out_files_that_were_written_before(server, output, capsys):

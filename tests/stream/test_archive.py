@@ -15,15 +15,17 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from pipeline.results.layout import DEAD_LETTERS
+from pipeline.results.lock import locked
 from pipeline.results.reader import list_shards
 from pipeline.results.run import Run
+from pipeline.results.shards import COMPACTED
 from pipeline.stats.process import PROCESS
 from pipeline.stream import archive as module
 from pipeline.stream.archive import ArchiveRows, RowWriter
 from tests.archived_stream import BUNDLES, ArchivedStream, archived
 from tests.processes import wait_until
 from tests.recorded_disk import laid_out, recorded
-from tests.shard_rows import VERSION, rows_in
+from tests.shard_rows import VERSION, detected, rows_in, write_rows
 
 
 class Stream(ArchivedStream):
@@ -90,6 +92,40 @@ def test_names_that_are_no_unicode_end_no_stream(stream):
     stream.add("\udc80.jpg", "x\ud800", "\0")
     stream.archive.finish()
     assert sum(stream.rows().values()) == 3
+
+
+def test_a_stream_merges_its_own_shards_as_it_runs(stream, monkeypatch):
+    """Those of other runs, and what is merged, it does not even read."""
+    monkeypatch.setattr(module, "COMPACTED_SHARDS", 3)
+    (other,) = write_rows(stream.folder, [detected("other")], run="other")
+    Path(other).write_bytes(b"PAR1")
+    stream.threads.start("compacting", stream.archive.keep_compacting)
+    for number in range(2):
+        for name in "abc":
+            stream.add(f"{name}{number}")
+            stream.archive.finish()
+        wait_until(
+            lambda number=number: (
+                sorted(shard.run for shard in list_shards(stream.folder)) == ["compact"] * (number + 1) + ["other"]
+            )
+        )
+    os.remove(other)
+    assert stream.rows() == Counter(f"{name}{number}" for name in "abc" for number in range(2))
+    stream.threads.raise_failure()
+
+
+def test_a_compaction_that_fails_ends_no_stream(stream, monkeypatch, caplog):
+    monkeypatch.setattr(module, "COMPACTED_SHARDS", 1)
+    caplog.set_level("WARNING", "pipeline")
+    with locked(stream.folder, COMPACTED):
+        stream.threads.start("compacting", stream.archive.keep_compacting)
+        stream.add("a")
+        stream.archive.finish()
+        wait_until(lambda: "the archive is not compacted" in caplog.text)
+    stream.add("b")
+    stream.archive.finish()
+    wait_until(lambda: [shard.run for shard in list_shards(stream.folder)] == [COMPACTED])
+    assert stream.rows() == Counter("ab")
 
 
 @pytest.fixture
