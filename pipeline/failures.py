@@ -59,7 +59,7 @@ REASONS: dict[str, dict[str, Final | MayPass]] = {
         "truncated": Final("the file ends within its pixels"),
         "corrupt": Final("damaged"),
         "too_large": Final("more than `max_megapixels`"),
-        "too_much_work": Final("decoding takes longer than `max_megapixels` allows"),
+        "too_much_work": Final("decoding takes longer than images of its format and size do"),
         "no_decoder": MayPass("its format needs a package that is not installed; the message says which"),
         "no_room": MayPass("memory has no room for it at this moment; the message says how much it needs"),
         "decoder_died": MayPass("what decodes its format crashed on it, or was killed"),

@@ -61,7 +61,7 @@ class DecodingProcess(contextlib.ExitStack):
         Path(folder, "sitecustomize.py").write_text(_SITECUSTOMIZE)
         patch.setenv("PYTHONPATH", folder, prepend=os.pathsep)
         self._feeder = self.enter_context(contextlib.closing(Feeder(1)))
-        self._feeder.open(LIMITS._replace(max_pixels=max_pixels, scaled_decode=False), 2)
+        self._feeder.open(LIMITS._replace(max_pixels=max_pixels, scaled_decode=False), 1e9)
 
     def decode(self, content: bytes) -> Outcome:
         """Decodes an image in the process."""

@@ -13,7 +13,7 @@ import pytest
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_detector import load_detector
 from pipeline.errors import ModelError
-from pipeline.limits import MEMORY, available_cpus, memory_limit_bytes, memory_room_bytes, nvidia_gpus
+from pipeline.limits import MEMORY, PROCESSES, available_cpus, memory_limit_bytes, memory_room_bytes, nvidia_gpus
 from tests.fixtures import REPO
 from tests.launch.jobs import rows_of
 from tests.processes import running, wait_until
@@ -29,7 +29,7 @@ def group_of(root, path, files):
         (root / name).write_text(f"{content}\n")
     root.mkdir(parents=True, exist_ok=True)
     own = root / "own"
-    own.write_text(f"12:cpu:/elsewhere\n0::{path}\n")
+    own.write_text(f"12:cpu:/elsewhere\n4:memory:/m\n0::{path}\n")
     return root, own
 
 
@@ -51,15 +51,64 @@ def test_a_quota_bounds_the_cpus(tmp_path, path, files, cpus):
 
 
 @pytest.mark.parametrize(
+    ("quota", "cpus"), [("-1", CORES), ("50000", 1), ("101000", min(CORES, 2))], ids=["no quota", "half a CPU", "a little more"]
+)
+def test_a_quota_of_cgroups_v1_bounds_the_cpus(tmp_path, quota, cpus):
+    files = {"cpu/elsewhere/cpu.cfs_quota_us": quota, "cpu/elsewhere/cpu.cfs_period_us": "100000"}
+    assert available_cpus(*group_of(tmp_path / "groups", "/", files)) == cpus
+
+
+@pytest.mark.parametrize(
+    ("environment", "cores"),
+    [
+        ({}, [192]),
+        ({PROCESSES: "8"}, [192]),  # the launcher's own process
+        ({PROCESSES: "8", "WORKER_ID": "worker_{}"}, [24] * 8),
+        ({PROCESSES: "5", "WORKER_ID": "worker_{}"}, [39, 39, 38, 38, 38]),
+        ({"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "{}"}, [96, 96]),
+    ],
+    ids=str,
+)
+def test_the_processes_of_a_launcher_divide_the_cores_of_their_host(tmp_path, monkeypatch, environment, cores):
+    """So their feeder processes are as many as cores, and the memory of their buffers is that of one."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(192)))
+    whole = MEMORY.budget()
+    for number, expected in enumerate(cores):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value.format(number))
+        assert available_cpus(*group_of(tmp_path / "groups", "/", {})) == expected
+        assert MEMORY.budget() == pytest.approx(whole / len(cores), rel=0.5)  # other programs take and give back memory
+
+
+@pytest.mark.parametrize(
     ("files", "limit", "room"),
     [
         ({}, None, 1_024_000),
         ({"memory.max": "max", "memory.stat": "anon 1"}, None, 1_024_000),
         ({"memory.max": "900000", "memory.stat": "anon 100000\nfile 1"}, 900_000, 800_000),
+        ({"memory.max": "900000", "memory.stat": "anon 100000\nfile 1\nshmem 500000"}, 900_000, 300_000),
+        (
+            {
+                "memory/m/memory.limit_in_bytes": "800000",
+                "memory/m/memory.stat": "rss 1\ntotal_rss 100000\ntotal_shmem 500000",
+                "memory/memory.limit_in_bytes": "9223372036854771712",
+                "memory/memory.stat": "total_rss 900000",
+            },
+            800_000,
+            200_000,
+        ),
         ({"memory.max": "9", "memory.stat": "anon 2", "a/memory.max": "500000", "a/memory.stat": "anon 1"}, 9, 7),
         ({"memory.max": "900", "memory.stat": "anon 2", "a/memory.max": "500", "a/memory.stat": "anon 1"}, 500, 499),
     ],
-    ids=["no group", "no limit", "what the group leaves", "least of the group above", "least of the group"],
+    ids=[
+        "no group",
+        "no limit",
+        "what the group leaves",
+        "shared memory counts",
+        "version 1",
+        "least of the group above",
+        "least of the group",
+    ],
 )
 def test_the_least_memory_limit_and_what_machine_and_groups_leave_count(tmp_path, files, limit, room):
     (tmp_path / "meminfo").write_text("MemTotal: 4000 kB\nMemAvailable:    1000 kB\n")

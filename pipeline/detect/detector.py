@@ -31,7 +31,7 @@ from pipeline.feed.feeder import FedChunk, Feeder
 from pipeline.feed.fit import ModelInput
 from pipeline.feed.read_image import GIVE_UP_SECONDS
 from pipeline.feed.work import Limits
-from pipeline.limits import MEMORY, available_cpus
+from pipeline.limits import MEMORY, Share, available_cpus
 from pipeline.read.fetch import RETRY_SECONDS
 from pipeline.records import INLINE, DeadLetter, DetectedImage, Detections, EncodedImage, Image, Timing, ref_of
 from pipeline.stats.canary import CanaryStats
@@ -42,8 +42,8 @@ from pipeline.stats.samples import Sampler
 Result = DetectedImage | DeadLetter
 
 _THREADS = 1024  # at most; each waits for its batch, or for a version, and few do
-_READ_AHEAD_BYTES = 64e6  # of all feeder processes
-_PIXEL_BYTES = 1e9  # most memory of pixels, in whole slots
+_READ_AHEAD_BYTES = 512e6  # of all feeder processes of a host: a hundred photos of 5 MB, enough for a store that takes 100 ms
+_START_THREAD = "start new thread"  # in Python's error where the system has no room for one
 
 
 class VersionWatch(Protocol):
@@ -86,13 +86,15 @@ class Detector:
         self.no_canary: CanaryStats | None = None
         self.version_events: deque[str] = deque()
         self._last_canary: Canary | None = None  # also after its end
+        self._feeder_of_canary: Feeder
         self._settings = detect
         self._sampler, self._has_samples = Sampler(samples), samples > 0
         self._under_way: set[Future[list[Result]]] = set()
         self._pool = ThreadPoolExecutor(_THREADS, "detect")
+        self._pool.submit(time.time).result()  # one thread is there, also where the system has no room for more
         self._read = read or ReadConfig()
         self._feeder = feeder or feeder_of(detect)
-        _open(self._feeder, model, detect, self._read)
+        _open(self._feeder, detect, self._read)
         self.ready_at = time.time()
 
     @property
@@ -112,17 +114,19 @@ class Detector:
 
     @property
     def chunks_in_flight(self) -> int:
-        """How many chunks keep the feeder processes and the model busy."""
-        return self._feeder.slots
+        """How many chunks keep the feeder processes and the model busy, as far as memory has room for their pixels."""
+        model, size = self.model, self.chunk_size
+        height, width = model.metadata.input_hw
+        images = self._feeder.processes * self._feeder.images_ahead(ModelInput.of(model.metadata))
+        wanted = 1 - (-(images + model.engine.images_in_flight) // size)
+        return max(2, int(min(wanted, self._feeder.most_bytes / (height * width * 3 * size))))
 
     def check(self, model: LoadedModel) -> str | None:
         """Why a version must not be used, in one line; None if it passes its checks."""
         with contextlib.ExitStack() as checked:
             feeder = self._feeder
             if not self.in_use.is_lent:  # images that wait for a version hold all memory of this one
-                one_process = dataclasses.replace(self._settings, feeder_processes=1)
-                feeder = checked.enter_context(contextlib.closing(feeder_of(one_process)))
-                _open(feeder, model, one_process, self._read)
+                feeder = checked.enter_context(contextlib.closing(self._small_feeder()))
             detect_in = functools.partial(self._detect_with, model, feeder)
             failure = failing_request(model.warmup_requests, model.engine, detect_in)
             return failure or disagreement(model.golden, detect_in, self._settings)
@@ -132,10 +136,18 @@ class Detector:
         if former := self.canary:
             self.canary = None
             former.close()
+            self._feeder_of_canary.close()
         if model:
             thumbnail = self._feeder.thumbnail if self._has_samples else None
-            detect_in = functools.partial(self._detect_with, model, self._feeder)
+            self._feeder_of_canary = self._small_feeder()  # so that a canary that hangs holds no memory of the version in use
+            detect_in = functools.partial(self._detect_with, model, self._feeder_of_canary)
             self.canary = self._last_canary = Canary(model, self.model.version, self._settings, detect_in, thumbnail)
+
+    def _small_feeder(self) -> Feeder:
+        one_process = dataclasses.replace(self._settings, feeder_processes=1)
+        feeder = feeder_of(one_process)
+        _open(feeder, one_process, self._read)
+        return feeder
 
     def canary_stats(self, wait_s: float = 0.0) -> CanaryStats | None:
         """Figures of the current or the last canary; waits up to `wait_s` seconds for its images under way."""
@@ -190,8 +202,9 @@ class Detector:
     def _on_fed(self, started_at: float, result: Future[list[Result]], feeding: Future[FedChunk]) -> None:
         try:
             self._pool.submit(self._detect_fed, feeding, started_at, result)
-        except RuntimeError:  # the interpreter ends, as after Ctrl-C
-            result.set_exception(KeyboardInterrupt())
+        except RuntimeError as err:
+            if _START_THREAD not in str(err):  # then another thread takes it
+                result.set_exception(KeyboardInterrupt())  # the interpreter ends, as after Ctrl-C
 
     def _detect_fed(self, feeding: Future[FedChunk], started_at: float, result: Future[list[Result]]) -> None:
         images = 0
@@ -210,11 +223,11 @@ class Detector:
     def _detect_in_use(self, fed: FedChunk, started_at: float) -> list[Result]:
         try:
             with self.in_use.taken() as model:  # one version for all of these images
-                if fed.model_input != ModelInput.of(model.metadata):  # a version with another input came in between
-                    images = fed.images
+                if fed.model_input == ModelInput.of(model.metadata):
+                    found = self._run(model, fed, started_at)
+                else:  # a version with another input came in between
                     fed.release()
-                    fed = self._feed(images, model).result()
-                found = self._run(model, fed, started_at)
+                    found = self._detect_with(model, self._feeder, fed.images, started_at)
         finally:
             fed.release()
         if canary := self.canary:
@@ -222,14 +235,16 @@ class Detector:
                 canary.record_stable(image, result)
         return [self._with_thumbnail(image, result) for image, result in zip(fed.images, found, strict=True)]
 
-    def _detect_with(self, model: LoadedModel, feeder: Feeder, images: Sequence[Image]) -> list[Result]:
-        """Detects with a version that is not in use."""
+    def _detect_with(
+        self, model: LoadedModel, feeder: Feeder, images: Sequence[Image], started_at: float | None = None
+    ) -> list[Result]:
+        """Detects with a version for whose input the images are not fitted yet, in chunks of its own."""
         found: list[Result] = []
         size = _chunk_size(model)
         for n in range(0, len(images), size):
             fed = feeder.start(images[n : n + size], ModelInput.of(model.metadata)).result()
             try:
-                found += self._run(model, fed, time.time())
+                found += self._run(model, fed, started_at or time.time())
             finally:
                 fed.release()
         return found
@@ -286,27 +301,20 @@ def feeder_of(detect: DetectConfig) -> Feeder:
     return Feeder(detect.feeder_processes or available_cpus())
 
 
-def _open(feeder: Feeder, model: LoadedModel, detect: DetectConfig, read: ReadConfig) -> None:
-    """Lets feeder processes work for a model."""
+def _open(feeder: Feeder, detect: DetectConfig, read: ReadConfig) -> None:
+    """Lets feeder processes work."""
     limits = Limits(
         max_pixels=detect.max_megapixels * 1e6,
         scaled_decode=detect.scaled_decode,
         max_file_bytes=read.max_file_bytes,
-        read_threads=-(-read.read_threads // feeder.processes),
-        read_ahead_bytes=MEMORY.budget(_READ_AHEAD_BYTES) / feeder.processes,
+        read_threads=-(-read.read_threads // (feeder.processes * Share.of_environment().of)),
+        read_ahead_bytes=MEMORY.budget(_READ_AHEAD_BYTES / Share.of_environment().of) / feeder.processes,
         memory_bytes=MEMORY.limit_bytes,
         processes=feeder.processes,
         retry_seconds=RETRY_SECONDS,
         give_up_seconds=GIVE_UP_SECONDS,
     )
-    height, width = model.metadata.input_hw
-    chunk_bytes = height * width * 3 * _chunk_size(model)
-    in_model = -(-model.engine.images_in_flight // _chunk_size(model))
-    # a process works at one chunk and reads the next ones, enough for all of its threads
-    # of images of any size these would take too much memory
-    chunks = 2 if model.metadata.resize == "none" else 1 + -(-2 * limits.read_threads // _chunk_size(model))
-    slots = min(chunks * feeder.processes + in_model + 1, int(MEMORY.budget(_PIXEL_BYTES) / chunk_bytes))
-    feeder.open(limits, max(slots, 2), chunks)
+    feeder.open(limits, MEMORY.budget())
 
 
 def _chunk_size(model: LoadedModel) -> int:

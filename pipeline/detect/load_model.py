@@ -38,7 +38,7 @@ from pipeline.detect.versions import (
     resolve_versions,
 )
 from pipeline.errors import DeviceFailedError, ModelError
-from pipeline.limits import nvidia_gpus
+from pipeline.limits import Share, nvidia_gpus
 from pipeline.log_lines import console
 from pipeline.storage.store import FoundFile
 from pipeline.storage.stores import store_of
@@ -107,6 +107,7 @@ def load(model: ModelConfig, detect: DetectConfig, *, beside: bool = False) -> L
             opened = opened._replace(metadata=dataclasses.replace(opened.metadata, name=name))
     if detect.device == "auto" and nvidia_gpus() and not getattr(opened.engine, "gpu", True):
         notes += (f"model {folder} runs on the CPU, though this machine has a GPU; --device gpu says what is missing",)
+    notes += _idle_gpus(opened, detect)
     if (given_files if as_it_is else files_of)(folder) != version.files:
         opened.engine.close()
         raise _changed(folder)
@@ -119,6 +120,17 @@ def own_name(model: ModelConfig, engine: str) -> str:
     """The name in rows of a model of the user's own engine: the config's, else that of its file or folder, else of the module."""
     stem, extension = os.path.splitext(model.path.rstrip("/"))
     return model.name or name_of_model(model, None, stem if extension[1:2].isalpha() else model.path or engine.partition(":")[0])
+
+
+def _idle_gpus(opened: OpenedModel, detect: DetectConfig) -> tuple[str, ...]:
+    """A note where the job leaves GPUs of this machine idle."""
+    gpus, processes = nvidia_gpus(), Share.of_environment().of
+    if processes >= gpus or detect.device not in ("auto", "gpu") or not getattr(opened.engine, "gpu", False):
+        return ()
+    return (
+        f"this machine has {gpus} GPUs for the job, which uses {processes} of them; "
+        f"--direct_running_mode multi_processing --direct_num_workers {gpus} uses all",
+    )
 
 
 def _open(open_model: OpenModel, local: str, folder: str, model: ModelConfig, detect: DetectConfig) -> OpenedModel:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
 from typing import Any
 
@@ -11,7 +10,7 @@ from models.quiet import gc_paused, quiet_stderr
 from pipeline.config import DetectConfig
 from pipeline.config.engines import ENGINES
 from pipeline.detect.engine import concurrent_batches_of
-from pipeline.detect.gpus import take_gpu
+from pipeline.detect.gpus import take_gpu, total_bytes
 from pipeline.detect.process_memory import freeze_gc
 from pipeline.detect.tensorflow_internals import import_without_keras
 from pipeline.errors import ModelError
@@ -74,12 +73,8 @@ def gpu_bytes(detect: DetectConfig) -> int | None:
         return detect.gpu_memory_mb * 1_048_576
     import tensorflow as tf
 
-    number = tf.config.get_visible_devices("GPU")[0].name.rpartition(":")[2]
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", f"--id={number}"]
-    try:
-        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) * 1_048_576  # noqa: S603
-    except (OSError, subprocess.CalledProcessError, ValueError):
-        return None
+    number = int(tf.config.get_visible_devices("GPU")[0].name.rpartition(":")[2])
+    return total_bytes(number, len(tf.config.list_physical_devices("GPU")))
 
 
 def _chosen_gpu(device: str, gpus: list[Any]) -> Any | None:

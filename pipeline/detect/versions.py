@@ -175,7 +175,7 @@ def files_of(folder: str, files: str = "**") -> frozenset[FoundFile]:
     return frozenset(files_in(location_of(pattern if "://" in folder else folder)))
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=4096)  # each poll asks for that of each version in the folder
 def _content_of(file: FoundFile) -> bytes:
     """The content of a small file; a changed one has another size or generation."""
     return read_file(file.path)

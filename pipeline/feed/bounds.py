@@ -40,8 +40,7 @@ def set_up() -> None:
 def bounded(seconds: float, file_bytes: int) -> Iterator[None]:
     """Bounds the CPU time and the memory of decoding one file; an image of more than `ANY_ROOM` bytes then raises the latter."""
     limit_memory(bytes_for(file_bytes))
-    signal.setitimer(signal.ITIMER_PROF, seconds)  # of CPU
-    signal.setitimer(signal.ITIMER_REAL, seconds * _WAITS)
+    bound_time(seconds)
     try:
         yield
     finally:
@@ -49,6 +48,12 @@ def bounded(seconds: float, file_bytes: int) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         most = resource.getrlimit(resource.RLIMIT_AS)[1]
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def bound_time(seconds: float) -> None:
+    """Ends the process after so much CPU time from now."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds * _WAITS)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ _BYTES_PER_PIXEL = 16  # of decoding; formats that take more may have fewer pixe
 _OPENCV_FIRST = {"PNG", "WEBP", "BMP", "TIFF", "PPM", "HDR"}  # OpenCV scales 16 bits; Pillow gets what OpenCV cannot read
 _OPENCV_JPEG2000_MODES = {"L", "RGB", "RGBA", "I;16"}
 _PADDING = b"\xaa" * 64  # behind a JPEG's last pixel a decoder skips it; in place of pixels it makes other ones
-_SECONDS = 5.0  # most CPU time of one image, where at most so many pixels are allowed:
+_SECONDS = 5.0  # most CPU time of one image whose pixels do not take more, where at most so many pixels are allowed:
 _SECONDS_PIXELS = 100_000_000
 
 
@@ -82,7 +82,7 @@ def _decode(opened: OpenedImage, max_pixels: float, needed_wh: Callable[[Size], 
     factor, flag = _choose_scale(opened, upright_wh, needed_wh(upright_wh) if needed_wh else None)
     held_pixels = math.prod(opened.wh) / (factor**2 if opened.scales else 1)
     _check_size(opened, held_pixels, max_pixels)
-    with room(held_pixels * opened.bytes_per_pixel, opened.wh):
+    with room(held_pixels * opened.bytes_per_pixel, opened.wh, math.prod(opened.wh) / 1e6 * opened.seconds_per_megapixel):
         pixels = _decode_jpeg(opened, flag) if opened.format == "JPEG" else _decode_pixels(opened)
     if pixels.shape[1::-1] != tuple(math.ceil(size / factor) for size in opened.wh):
         raise corrupt(f"it says {opened.wh[0]} x {opened.wh[1]} pixels, the image has other ones")
@@ -109,7 +109,7 @@ def _refusal(err: Exception) -> ImageError:
 
 
 def most_seconds(max_pixels: float) -> float:
-    """Most CPU time of decoding one image."""
+    """Most CPU time of opening one image, and of decoding it if its format and size do not take longer."""
     return _SECONDS * max(1.0, max_pixels / _SECONDS_PIXELS)
 
 

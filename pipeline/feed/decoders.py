@@ -16,11 +16,14 @@ cv2.setNumThreads(1)  # images are decoded in parallel already
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1
 
 _ROWS = 64
-Room = Callable[[float, Size], contextlib.AbstractContextManager[None]]
-"""Surrounds the decoding of an image that takes so many bytes and has this size; raises `ImageError` where there is no room."""
+Room = Callable[[float, Size, float], contextlib.AbstractContextManager[None]]
+"""Surrounds the decoding of an image that takes so many bytes, has this size, and may take so many seconds of CPU.
+
+Raises `ImageError` where there is no room.
+"""
 
 
-def any_room(_needed_bytes: float, _wh: Size) -> contextlib.AbstractContextManager[None]:
+def any_room(_needed_bytes: float, _wh: Size, _seconds: float) -> contextlib.AbstractContextManager[None]:
     """Room for any image."""
     return contextlib.nullcontext()
 

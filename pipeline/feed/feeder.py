@@ -1,17 +1,20 @@
 """`Feeder` prepares images for a model in processes of its own, so that the process that detects never touches a pixel.
 
-    start(images) -> waiting chunks -> a process reads, decodes and fits them into a slot of shared memory -> FedChunk
-                                                                                       ^                        | release()
-                                                                                       +----- free slots <------+
+    start(images) -> waiting units of a few images -> processes read, decode and fit them into a slot of shared memory -> FedChunk
+                                                                                                ^                      | release()
+                                                                                                +----- free slots <----+
 
-Names of images and their sizes travel; pixels do not. A chunk whose process dies is tried again image by image, so that exactly
-the image at fault fails.
+Names of images and their sizes travel; pixels do not. The images of a chunk lie one behind another in its slot, ready for the
+model without a copy, and several processes fill it. A unit whose process dies is tried again image by image, so that exactly the
+image at fault fails.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
+import operator
 import os
 import signal
 import socket
@@ -53,8 +56,11 @@ _ENVIRONMENT = {  # one arena, as more reserve memory; memory for pixels is kept
     "MALLOC_TRIM_THRESHOLD_": str(32 << 20),
     "OPENBLAS_NUM_THREADS": "1",
 }
+_UNIT_IMAGES = 4  # at least, of larger chunks: each unit costs two messages
+_ANY_SIZE_AHEAD = 2  # images of any size at a process: it works at one, and reads the next
 _STARTS = 3  # failed ones in a row, after which the feeder gives up if no process is there
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 5.0  # after a failed start, doubled after each
+_MOST_SLOTS = 4096
 _KEPT_BYTES = 64 << 20  # of a slot of images of any size; more is given back to the system
 _THUMBNAIL_ONLY = ModelInput((800, 800), "letterbox", "darknet", 0)
 
@@ -93,23 +99,44 @@ class _Chunk:
     def __init__(self, images: Sequence[Image], to: ModelInput, sample_below: int):
         self.images = images
         self.to = to
+        self.sample_below = sample_below
         self.result: Future[FedChunk] = Future()
         self.slot = -1
-        self.used_bytes = 0
         self.fitted: list[Fitted] = []
         self.failures: dict[int, ImageError] = {}
-        self.singles: deque[int] = deque()  # places to try one by one, since a process died of the chunk
-        self._sample_below = sample_below
+        self.units = 1  # that are not done
+
+    @property
+    def image_bytes(self) -> int:
+        """Of each image's pixels, for a model whose input has one size."""
+        return self.to.input_hw[0] * self.to.input_hw[1] * 3
+
+
+class _Unit:
+    """Some images of a chunk, at which one process works at a time."""
+
+    def __init__(self, chunk: _Chunk, places: Sequence[int]):
+        self.chunk = chunk
+        self.places = places
+        self.singles: deque[int] = deque()  # places to try one by one, since a process died of the unit
+        self.has_begun = False
+
+    def divided(self, images: int) -> _Unit | None:
+        """Leaves this unit so many images, and makes another one of the rest, if any."""
+        if images >= len(self.places) or self.has_begun:
+            return None
+        self.chunk.units += 1
+        self.places, rest = self.places[:images], self.places[images:]
+        return _Unit(self.chunk, rest)
 
     def next_work(self) -> Work:
-        places = [self.singles[0]] if self.singles else range(len(self.images))
-        return Work(self.slot, self.used_bytes, self.to, {place: self.images[place] for place in places}, self._sample_below)
+        chunk, places = self.chunk, [self.singles[0]] if self.singles else self.places
+        return Work(chunk.slot, chunk.to, {place: chunk.images[place] for place in places}, chunk.sample_below)
 
     def add(self, part: Prepared) -> bool:
         """Adds what a process has prepared; returns whether that was all."""
-        self.fitted += part.fitted
-        self.failures |= part.failures
-        self.used_bytes += sum(each.pixels_hw[0] * each.pixels_hw[1] * 3 for each in part.fitted)
+        self.chunk.fitted += part.fitted
+        self.chunk.failures |= part.failures
         if self.singles:
             self.singles.popleft()
         return not self.singles
@@ -123,9 +150,9 @@ class _Chunk:
     def process_died(self, failure: ImageError) -> bool:
         """Blames the image that was tried alone, if one was; returns whether nothing is left to try."""
         if not self.singles:
-            self.singles.extend(range(len(self.images)))
+            self.singles.extend(self.places)
             return False
-        self.failures[self.singles.popleft()] = failure
+        self.chunk.failures[self.singles.popleft()] = failure
         return not self.singles
 
 
@@ -152,13 +179,18 @@ class _Process:
             self._channel.close()
             raise
         self.pid = self._process.pid
-        self.chunks: deque[_Chunk] = deque()  # in the order in which it works at them
+        self.units: deque[_Unit] = deque()  # in the order in which it works at them
         self.is_ready = False
 
-    def start(self, chunk: _Chunk) -> None:
-        """Sends the work of a chunk, after that of those before it."""
-        self.chunks.append(chunk)
-        work = chunk.next_work()
+    @property
+    def images(self) -> int:
+        """How many it has."""
+        return sum(len(unit.places) for unit in self.units)
+
+    def start(self, unit: _Unit) -> None:
+        """Sends the work of a unit, after that of those before it."""
+        self.units.append(unit)
+        work = unit.next_work()
         if size := sum(len(image.content) for image in work.images.values() if isinstance(image, EncodedImage)):
             self.send(Coming(size))
         self.send(work)
@@ -194,19 +226,24 @@ class Feeder:
 
     Attributes:
       processes: The same.
-      slots: Most chunks in work, ready, or in the model at once.
+      most_bytes: Most memory of pixels in work, ready, or in the model at once; two chunks always have room.
       waits: Whether images of messages wait for a store that is away.
     """
 
     def __init__(self, processes: int):
         self.processes = processes
-        self.slots = self._most_chunks = 0
+        self.most_bytes = 0.0
         self.waits = True
         self._limits: Limits | None = None
         self._descriptor, self._locks = os.memfd_create("feeder"), os.memfd_create("locks")
         self._memory = SharedMemory(self._descriptor)
-        self._free: list[int] = []
-        self._waiting: deque[_Chunk] = deque()
+        os.ftruncate(self._descriptor, size_of(_MOST_SLOTS))
+        self._free = list(reversed(range(_MOST_SLOTS)))  # the last one has been used last
+        self._busy: set[int] = set()  # all other slots
+        self._held: dict[int, int] = {}  # bytes that each slot keeps, also a free one
+        self._any_size_bytes = 0  # of such an image, lately
+        self._waiting: deque[_Unit] = deque()
+        self._retried: list[_Unit] = []  # each by the process that takes the place of one that died of it
         self._running: list[_Process] = []
         self._failed_starts = 0
         self._failure: BaseException | None = None
@@ -216,23 +253,25 @@ class Feeder:
         for thread in self._threads:
             thread.start()
 
-    def open(self, limits: Limits, slots: int, most_chunks: int = 2) -> None:
-        """Lets the processes work, within these limits, on so many chunks at once.
+    def open(self, limits: Limits, most_bytes: float) -> None:
+        """Lets the processes work.
 
         Args:
-          limits: The limits.
-          slots: See `Feeder`.
-          most_chunks: Most chunks of one process: it works at the first, and reads the images of the others meanwhile.
+          limits: Of reading and decoding.
+          most_bytes: See `Feeder`.
         """
         with self._lock:
-            os.ftruncate(self._descriptor, size_of(slots))
-            self._limits, self.slots, self._free = limits, slots, list(range(slots))
-            self._most_chunks = most_chunks
+            self._limits, self.most_bytes = limits, most_bytes
             self._tell_all(limits)
             self._hand_out()
 
+    def images_ahead(self, to: ModelInput) -> int:
+        """Most images at one process: it works at some, and reads the others meanwhile."""
+        threads = self._limits.read_threads if self._limits else 1
+        return _ANY_SIZE_AHEAD if to.resize == "none" else _UNIT_IMAGES + 2 * threads
+
     def start(self, images: Sequence[Image], to: ModelInput, sample_below: int = 0) -> Future[FedChunk]:
-        """Starts on a chunk of images; they are in work once a slot is free.
+        """Starts on a chunk of images; they are in work once memory has room for their pixels.
 
         Args:
           images: At least one; a single one for a model that takes images of any size.
@@ -247,7 +286,7 @@ class Feeder:
             if self._failure:
                 chunk.result.set_exception(self._failure)
             else:
-                self._waiting.append(chunk)
+                self._waiting.append(_Unit(chunk, range(len(images))))
                 self._hand_out()
         return chunk.result
 
@@ -276,10 +315,11 @@ class Feeder:
 
     def _tend(self) -> None:
         """Keeps one process running."""
+        unit: _Unit | None = None  # of which the last one died
         try:
             while not self._failure:
                 try:
-                    process = self._start_process()
+                    process = self._start_process(unit)
                 except OSError as err:
                     with self._lock:
                         self._note_failed_start(str(err))
@@ -293,11 +333,12 @@ class Feeder:
                     with self._lock:  # nobody sends while the channel closes
                         code = process.bury()
                 with self._lock:
-                    self._note_death(process, code)
+                    unit = self._note_death(process, code)
         except BaseException as err:  # noqa: BLE001  the futures pass it on
             self._fail(err)
 
-    def _start_process(self) -> _Process:
+    def _start_process(self, unit: _Unit | None) -> _Process:
+        """Starts a process; it is the one that tries a unit again, since others may be about to end, and not because of it."""
         self._ended.wait(min(_PAUSE_SECONDS * 2**self._failed_starts, _LONGEST_PAUSE_SECONDS) if self._failed_starts else 0)
         process = _Process(self._descriptor, self._locks)
         with self._lock:
@@ -308,46 +349,90 @@ class Feeder:
                 process.send(self._limits)
                 if not self.waits:
                     process.send(StopWaiting())
+            if unit:
+                self._retried.remove(unit)
+                process.start(unit)
             self._hand_out()
         return process
 
     def _hand_out(self) -> None:
-        """Gives waiting chunks, the oldest first, to the processes with the fewest."""
-        while self._waiting and self._running and (self._free or self._waiting[0].slot >= 0):
-            process = min(self._running, key=lambda each: len(each.chunks))
-            if len(process.chunks) >= self._most_chunks:
+        """Gives waiting units, the oldest first, to the processes with the fewest images."""
+        while self._waiting and self._running and self._limits:
+            unit, process = self._waiting[0], min(self._running, key=lambda each: each.images)
+            chunk = unit.chunk
+            if process.images >= self.images_ahead(chunk.to):
                 return
-            chunk = self._waiting.popleft()
-            if chunk.slot < 0:
-                chunk.slot = self._free.pop()
-                PROCESS.parts["read"].begin(len(chunk.images))
+            if chunk.slot < 0 and not self._take_slot(chunk):
+                return
+            self._waiting.popleft()
+            if chunk.result.done():  # it has failed
+                self._end(unit)
+                continue
+            if rest := unit.divided(self._fair_images(chunk)):
+                self._waiting.appendleft(rest)
+            if not unit.has_begun:
+                unit.has_begun = True
+                PROCESS.parts["read"].begin(len(unit.places))
             try:
-                process.start(chunk)
+                process.start(unit)
             except BaseException as err:  # noqa: BLE001  half a message may have gone; the futures pass it on
                 self._fail(err)
 
+    def _fair_images(self, chunk: _Chunk) -> int:
+        """A process's part of the images that may be handed out now, so that none takes all while others have nothing to do."""
+        waiting = len(chunk.images) + sum(len(unit.places) for unit in self._waiting)
+        free_bytes = max(self.most_bytes - sum(self._held[slot] for slot in self._busy), 0)
+        with_room = len(chunk.images) + free_bytes / chunk.image_bytes
+        return max(_UNIT_IMAGES, math.ceil(min(waiting, with_room) / len(self._running)))
+
+    def _take_slot(self, chunk: _Chunk) -> bool:
+        """Takes the slot that was used last; False while memory has no room for the chunk's pixels."""
+        is_any_size = chunk.to.resize == "none"
+        slot, needed = self._free[-1], self._any_size_bytes if is_any_size else len(chunk.images) * chunk.image_bytes
+        held = sum(self._held.values()) + max(needed - self._held.get(slot, 0), 0)
+        if held > self.most_bytes:
+            idle = [each for each in self._free[:-1] if self._held.get(each)]
+            held -= sum(map(self._forget, idle))  # of chunks of a model with another input
+        if held > self.most_bytes and len(self._busy) >= 2:
+            return False
+        chunk.slot = self._free.pop()
+        self._busy.add(slot)
+        self._held[slot] = max(needed, self._held.get(slot, 0))
+        return True
+
+    def _give_back(self, slot: int) -> None:
+        self._busy.discard(slot)
+        self._free.append(slot)
+
+    def _forget(self, slot: int) -> int:
+        """Gives the memory of a free slot back to the system; returns how much that was."""
+        held = self._held.pop(slot)
+        self._memory.view(slot, held)
+        self._memory.free(slot)
+        return held
+
     def _take(self, process: _Process, message: Any) -> None:
-        """Takes a message of a process; the chunk that it works at is its first one."""
+        """Takes a message of a process; the unit that it works at is its first one."""
         if self._failure:
             return
         if isinstance(message, Prepared):
-            chunk = process.chunks[0]
+            unit = process.units[0]
             if "storage" in PROCESS.failing:  # perhaps a process waits for a store that has answered this one
-                for uri in chunk.answered(message):
+                for uri in unit.answered(message):
                     self._tell_all(StoreAnswers(uri))
-            is_whole = chunk.add(message)
+            is_whole = unit.add(message)
             if is_whole:
-                self._finish(chunk)  # before it goes: `_fail` reaches the chunks that are there
-            process.chunks.popleft()
+                self._end(unit)  # before it goes: `_fail` reaches the units that are there
+            process.units.popleft()
             if not is_whole:
-                process.start(chunk)  # behind a chunk that the process has already
+                process.start(unit)  # behind a unit that the process has already
         elif isinstance(message, StoreFails):
             note_storage(*message)
         elif isinstance(message, StoreAway):
-            chunk = process.chunks.popleft()
-            PROCESS.parts["read"].end(len(chunk.images))
-            self._free.append(chunk.slot)
-            chunk.result.set_exception(message.error)
+            unit = process.units.popleft()
+            if not unit.chunk.result.done():
+                unit.chunk.result.set_exception(message.error)
+            self._end(unit)
         else:
             process.is_ready = True
             self._failed_starts = 0
@@ -356,21 +441,26 @@ class Feeder:
         for process in self._running:
             process.send(message)
 
-    def _note_death(self, process: _Process, code: int) -> None:
-        """Blames the image that a process died of, if it was tried alone; other processes go on with its chunks."""
+    def _note_death(self, process: _Process, code: int) -> _Unit | None:
+        """Blames the image that a process died of, if it was tried alone; returns the unit to try again, if it died of one.
+
+        Other processes go on with its other units.
+        """
         if self._failure:
-            return
+            return None
         PROCESS.failing.pop("storage", None)  # what it knew of a store is lost; one that still fails is noted again
         self._running.remove(process)
         failure = _death(code, self._limits)
-        if process.chunks and process.is_ready and process.chunks[0].process_died(failure):
-            self._finish(process.chunks[0])
-            process.chunks.popleft()
-        self._waiting.extendleft(reversed(process.chunks))
+        if process.units and process.is_ready and process.units[0].process_died(failure):
+            self._end(process.units.popleft())
+        unit = process.units.popleft() if process.units else None
+        self._retried += [unit] if unit else []
+        self._waiting.extendleft(reversed(process.units))
         if process.is_ready:
             self._hand_out()
         else:
             self._note_failed_start(str(failure))
+        return unit
 
     def _note_failed_start(self, why: str) -> None:
         """Counts a start that failed; others are there, or the next one may succeed."""
@@ -378,20 +468,42 @@ class Feeder:
         if self._failed_starts >= _STARTS and not self._running:
             raise ModelError(f"the processes that decode images do not start: {why}")
 
-    def _finish(self, chunk: _Chunk) -> None:
-        shape = (len(chunk.fitted), *(chunk.fitted[0].pixels_hw if chunk.fitted else (0, 0)), 3)
-        pixels = self._memory.view(chunk.slot, chunk.used_bytes).reshape(shape)
-        slot, is_kept = chunk.slot, chunk.to.resize != "none" or chunk.used_bytes <= _KEPT_BYTES
+    def _end(self, unit: _Unit) -> None:
+        """Notes that nobody works at a unit any more; its chunk is ready with its last one."""
+        chunk = unit.chunk
+        PROCESS.parts["read"].end(len(unit.places) if unit.has_begun else 0)
+        chunk.units -= 1
+        if chunk.units:
+            return
+        if chunk.result.done():  # it has failed
+            self._give_back(chunk.slot)
+            return
+        slot, fitted = chunk.slot, sorted(chunk.fitted, key=operator.attrgetter("place"))
+        pixels = self._pixels(chunk, fitted)
+        if chunk.to.resize == "none":
+            self._held[slot] = max(pixels.nbytes, self._held[slot])
+            self._any_size_bytes = max(pixels.nbytes, self._any_size_bytes * 9 // 10)
 
         def release() -> None:
             with self._lock:
-                if not is_kept:
-                    self._memory.free(slot)
-                self._free.append(slot)
+                if chunk.to.resize == "none" and self._held[slot] > _KEPT_BYTES:
+                    self._forget(slot)
+                self._give_back(slot)
                 self._hand_out()
 
-        PROCESS.parts["read"].end(len(chunk.images))
-        chunk.result.set_result(FedChunk(chunk.images, chunk.to, pixels, chunk.fitted, chunk.failures, time.monotonic(), release))
+        chunk.result.set_result(FedChunk(chunk.images, chunk.to, pixels, fitted, chunk.failures, time.monotonic(), release))
+
+    def _pixels(self, chunk: _Chunk, fitted: Sequence[Fitted]) -> np.ndarray:
+        """The pixels of the fitted images, without the gaps of those that failed."""
+        height, width = fitted[0].pixels_hw if fitted else (0, 0)
+        if chunk.to.resize == "none":
+            return self._memory.view(chunk.slot, len(fitted) * height * width * 3).reshape(len(fitted), height, width, 3)
+        pixels = self._memory.view(chunk.slot, len(chunk.images) * chunk.image_bytes)
+        pixels = pixels.reshape(len(chunk.images), *chunk.to.input_hw, 3)
+        for number, each in enumerate(fitted):
+            if each.place != number:
+                pixels[number] = pixels[each.place]
+        return pixels[: len(fitted)]
 
     def _fail(self, failure: BaseException) -> None:
         """Fails all chunks, now and later, and kills the processes."""
@@ -402,18 +514,19 @@ class Feeder:
             self._ended.set()
             for process in self._running:
                 process.kill()
-            chunks = [*(chunk for process in self._running for chunk in process.chunks), *self._waiting]
-            PROCESS.parts["read"].end(sum(len(chunk.images) for chunk in chunks if chunk.slot >= 0))
-            for chunk in chunks:
-                chunk.result.set_exception(failure)
+            units = [*(unit for process in self._running for unit in process.units), *self._retried, *self._waiting]
+            PROCESS.parts["read"].end(sum(len(unit.places) for unit in units if unit.has_begun))
+            for unit in units:
+                if not unit.chunk.result.done():
+                    unit.chunk.result.set_exception(failure)
             self._waiting.clear()
 
 
 def _death(code: int, limits: Limits | None) -> ImageError:
     """Why a process ended."""
     if limits and -code in TIMED_OUT:
-        most = f"{most_seconds(limits.max_pixels):g} s"
-        message = f"expected at most {most} of decoding, got an image that takes longer; max_megapixels sets the limit"
+        most = f"{most_seconds(limits.max_pixels):g} s of decoding, or what its format and size take"
+        message = f"expected at most {most}, got an image that takes longer"
         return ImageError("decode", "too_much_work", message)
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     return ImageError("decode", "decoder_died", f"the process that decodes it ended with {how}")

@@ -24,7 +24,7 @@ import numpy as np
 
 from pipeline.errors import UserError
 from pipeline.failures import ImageError
-from pipeline.feed.bounds import bounded, bytes_for, clock_stopped, expect, limit_memory, set_up
+from pipeline.feed.bounds import bound_time, bounded, bytes_for, clock_stopped, expect, limit_memory, set_up
 from pipeline.feed.decode import MoreMemoryError, most_seconds
 from pipeline.feed.fit import fit
 from pipeline.feed.formats import Size
@@ -63,8 +63,9 @@ class _Process:
         self._sending = threading.Lock()
         self._limits: Limits = channel.recv()
         MEMORY.limit_bytes = self._limits.memory_bytes
+        self._noted: queue.SimpleQueue[StoreFails] = queue.SimpleQueue()
         self._breaker = CircuitBreaker(
-            self._limits.retry_seconds, self._limits.give_up_seconds, lambda *noted: self._send(StoreFails(*noted))
+            self._limits.retry_seconds, self._limits.give_up_seconds, lambda *noted: self._noted.put(StoreFails(*noted))
         )
         self._memory = SharedMemory(memory)
         self._ahead = Prefetcher(self._read, self._limits.read_threads, self._limits.read_ahead_bytes)
@@ -73,7 +74,8 @@ class _Process:
     def run(self) -> None:
         """Answers each `Work` with `Prepared`, in order."""
         self._send(None)  # is ready
-        threading.Thread(target=self._receive, daemon=True).start()
+        for work in (self._receive, self._send_notes):
+            threading.Thread(target=work, daemon=True).start()
         while True:
             self._send(self._answer(*self._works.get()))  # keeps no image that is done
 
@@ -101,21 +103,23 @@ class _Process:
         finally:
             os._exit(0)
 
+    def _send_notes(self) -> None:
+        """Sends what is noted of stores; the thread that receives never sends, since then neither side might read."""
+        while True:
+            self._send(self._noted.get())
+
     def _send(self, message: Any) -> None:
         with self._sending:
             self._channel.send(message)
 
     def _prepare(self, work: Work, reads: deque[Read]) -> Prepared:
-        start = work.start
         prepared = Prepared([], {})
         for place in work.images:
             read, generation, needed_bytes = reads.popleft(), "", 0.0
             try:
                 image = self._take(read)
                 generation, needed_bytes = image.ref.generation, bytes_for(len(image.content))
-                fitted = self._fit(place, image, work, start)
-                prepared.fitted.append(fitted)
-                start += math.prod(fitted.pixels_hw) * 3
+                prepared.fitted.append(self._fit(place, image, work))
             except (ImageError, MemoryError) as err:
                 failure = err if isinstance(err, ImageError) else MoreMemoryError()
                 if isinstance(failure, MoreMemoryError) and MEMORY.room_bytes(os.getppid()) < needed_bytes:
@@ -140,27 +144,30 @@ class _Process:
             raise ImageError(found.stage, found.reason, found.message, found.ref.generation)
         return found
 
-    def _fit(self, place: int, image: EncodedImage, work: Work, start: int) -> Fitted:
+    def _fit(self, place: int, image: EncodedImage, work: Work) -> Fitted:
         """Decodes and fits an image into the shared memory, and makes its thumbnail, if it gets one."""
         began, content, limits, to = time.monotonic(), image.content, self._limits, work.model_input
-        out = None if to.resize == "none" else self._pixels(work.slot, start, (*to.input_hw, 3))
+        out = None if to.resize == "none" else self._pixels(work.slot, place, (*to.input_hw, 3))
         thumbnail = b""
         with bounded(most_seconds(limits.max_pixels), len(content)):
             decoded, pixels = fit(content, to, limits.max_pixels, scaled_decode=limits.scaled_decode, room=self._room, out=out)
             if work.sample_below and identity_hash(image.ref.identity) < work.sample_below:
                 thumbnail = make_thumbnail(decoded)
         if out is None:
-            self._pixels(work.slot, start, pixels.shape)[:] = pixels
+            self._pixels(work.slot, 0, pixels.shape)[:] = pixels
         decode_s, ref, (height, width, _) = time.monotonic() - began, image.ref, pixels.shape
         times = image.read_seconds, decode_s, image.received_at
         return Fitted(place, decoded.image_wh, (height, width), *times, ref.generation, thumbnail)
 
-    def _pixels(self, slot: int, start: int, shape: tuple[int, ...]) -> np.ndarray:
-        return self._memory.view(slot, start + math.prod(shape))[start:].reshape(shape)
+    def _pixels(self, slot: int, place: int, shape: tuple[int, ...]) -> np.ndarray:
+        size = math.prod(shape)
+        return self._memory.view(slot, (place + 1) * size)[place * size :].reshape(shape)
 
     @contextlib.contextmanager
-    def _room(self, needed_bytes: float, wh: Size) -> Iterator[None]:
-        """Takes memory for decoding, until the image is done; waits until the job has room for a large image."""
+    def _room(self, needed_bytes: float, wh: Size, seconds: float) -> Iterator[None]:
+        """Takes memory and time for decoding, until the image is done; waits until the job has room for a large image."""
+        if seconds > most_seconds(self._limits.max_pixels):
+            bound_time(seconds)
         if needed_bytes <= ANY_ROOM:
             yield
             return

@@ -10,7 +10,7 @@ import mmap
 
 import numpy as np
 
-_SLOT_BYTES = 1 << 32  # of addresses
+_SLOT_BYTES = 1 << 36  # of addresses: no chunk has as many, nor an image that `max_megapixels` may allow
 
 
 class SharedMemory:

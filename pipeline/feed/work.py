@@ -42,15 +42,13 @@ class Work(NamedTuple):
     """Some images of a chunk, for one process.
 
     Attributes:
-      slot: The part of the shared memory for its pixels.
-      start: Where in it those of the first image go, bytes; the others follow.
-      model_input: How they are fitted.
-      images: By their places in the chunk.
+      slot: The part of the shared memory for the chunk's pixels.
+      model_input: How they are fitted; an image of any size is alone in its chunk.
+      images: By their places in the chunk, at which their pixels go.
       sample_below: An image whose identity has a smaller hash gets a thumbnail.
     """
 
     slot: int
-    start: int
     model_input: ModelInput
     images: dict[int, Image]
     sample_below: int
@@ -84,7 +82,7 @@ class Prepared(NamedTuple):
     """What became of `Work`.
 
     Attributes:
-      fitted: The images whose pixels lie in the shared memory, in their order there.
+      fitted: The images whose pixels lie in the shared memory.
       failures: Why the other images have none, by their places in the chunk.
     """
 

@@ -30,6 +30,7 @@ from apache_beam.runners.runner import PipelineResult, PipelineState
 from models.own_python import environment
 from pipeline.beam_internals import add_up_metrics_at_once
 from pipeline.errors import ConfigError
+from pipeline.limits import PROCESSES, available_cpus
 from pipeline.stats.process import PROCESS
 
 _WAKE_SECONDS = 0.2  # another thread may get a signal; Python runs its handler when the main thread wakes up
@@ -61,7 +62,8 @@ class InMemoryRunner(FnApiRunner):
         running, run = _RunningJob(), super().run_via_runner_api
         elsewhere = options.view_as(DirectOptions).direct_running_mode == "multi_processing"
         if elsewhere:  # its workers import from the paths of this process, and not from the current folder first (Python 3.11)
-            os.environ.update(environment(), PYTHONSAFEPATH="1")
+            workers = options.view_as(DirectOptions).direct_num_workers or available_cpus()  # Beam takes 0 for the cores
+            os.environ.update(environment(), PYTHONSAFEPATH="1", **{PROCESSES: str(workers)})
         if options.view_as(StandardOptions).streaming:
             for _ in range(_COPIES):
                 running.begin(run, copy.deepcopy(pipeline_proto), options)  # Beam changes its argument

@@ -25,7 +25,7 @@ from pipeline.detect.engine import ModelFailed, OutOfMemory
 from pipeline.detect.load_detector import load_detector, shared_detector
 from pipeline.detect.load_model import name_and_version
 from pipeline.detect.loaded_model import LoadedModel
-from pipeline.errors import ConfigError, ModelError
+from pipeline.errors import ConfigError, DeviceFailedError, ModelError
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, detection_row
 from tests.fixtures import REPO
 from tests.shard_rows import rows_in
@@ -155,7 +155,7 @@ class FullEngine(NumPyEngine):
 def test_an_engine_without_memory_for_one_image_fails_whoever_waits():
     """The bundle fails, and its runner tries again: the image is not to blame."""
     detector = load_detector(lambda _: LoadedModel(METADATA, "7", Batcher(FullEngine(), HW)), DetectConfig())
-    with pytest.raises(OutOfMemory):
+    with pytest.raises(DeviceFailedError, match="no room for one image"):
         detector.detect([image("a")])
     assert isinstance(detector.detect([EncodedImage(ImageRef("b"), b"")])[0], DeadLetter)
 

@@ -29,9 +29,11 @@ from pipeline.log_lines import log_lines
 from pipeline.records import DetectedImage
 from pipeline.storage.files import delete_files, write_file
 from tests.conftest import REPO
-from tests.detect.versioned_models import FAST, HW, image, label, loaded, look, save_version, version_of, write_version
+from tests.detect.versioned_models import FAST, HW, ONE, image, label, loaded, look, save_version, version_of, write_version
+from tests.feed.feeding import feeders
 from tests.onnx_files import write_constant
 from tests.processes import in_thread, wait_until
+from tests.tiny_models import png
 
 CPU = DetectConfig(batch_sizes=(1, 2, 4), concurrent_batches=2, score_threshold=0.0)
 WAIT_S = 500.0  # no test depends on it: one that waits so long has hung
@@ -316,6 +318,32 @@ def test_a_job_begins_with_the_older_version_while_the_newest_cannot_be_loaded(m
     write_version(model, 8, raises=f"{tmp_path}/room")
     detector = open_detector(model)
     assert detector.model.version == "7" and detector.counted_swaps() == {"refusals": 1}
+
+
+@pytest.mark.parametrize("to", [{"resize": "none"}, {"input_hw": (300, 400)}], ids=["any size", "larger"])
+def test_a_swap_to_another_kind_of_input_loses_no_image_that_was_fed_for_the_old_one(to):
+    """Also if that version takes images of any size, one at a time."""
+
+    def bright(pixels):
+        found = (pixels > 127).any((1, 2, 3))
+        return {"boxes": np.tile(np.float32([0, 0, 1, 1]), (len(pixels), 1, 1)), "scores": found[:, None].astype(np.float32)}
+
+    how = dataclasses.replace(ONE, batch_sizes=(1, 2, 4))
+    old, new = loaded("7", bright, how), loaded("8", bright, ONE if "resize" in to else how)
+    new = dataclasses.replace(new, metadata=dataclasses.replace(new.metadata, **to))
+    images = [png(f"{n}.png", np.full((40 + n, 60, 3), 255, np.uint8)) for n in range(4)]
+    before = feeders()
+    with contextlib.closing(Detector(old, ONE)) as detector:
+        detector.detect(images)
+        processes = feeders() - before
+        for each in processes:
+            each.suspend()
+        started = detector.start(images)
+        detector.in_use.swap(new)
+        for each in processes:
+            each.resume()
+        results = [*started.result(), *detector.detect(images), *detector.detect(images[:1])]
+    assert {(type(each), each.model_version) for each in results} == {(DetectedImage, "8")}
 
 
 OLD = DetectorMetadata("m", HW, "stretch", ("cat", "dog"))

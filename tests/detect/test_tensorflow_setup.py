@@ -100,6 +100,33 @@ def process(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_jobs_that_see_different_gpus_take_none_from_each_other(process, monkeypatch):
+    """As on a machine that SLURM divides: each counts its own GPUs from 0."""
+    taken = {}
+    for visible in ("0,1", "2,3", "0,1", "2,3"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        taken.setdefault(visible, []).append(process(2)[0])
+    assert taken == {"0,1": [0, 1], "2,3": [0, 1]}
+
+
+@pytest.mark.slow
+def test_gpus_are_known_by_their_uuids_and_the_processes_of_a_launcher_begin_at_their_own(process, monkeypatch, tmp_path):
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nprintf 'GPU-a\\nGPU-b\\nGPU-c\\n'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("DETECTION_PROCESSES", "3")
+    monkeypatch.setenv("WORKER_ID", "worker_5")
+    assert process(3)[0] == 2
+    monkeypatch.delenv("WORKER_ID")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-c,0")
+    assert process(2)[0] == 1
+    locks = {path.name for path in tmp_path.glob("detection-gpus-*/*")}
+    assert locks == {"GPU-c-0", "GPU-a-0"}
+
+
+@pytest.mark.slow
 def test_each_process_has_a_gpu_of_its_own_until_all_are_taken(process):
     """Then the next ones share them evenly; one whose process was killed is free again."""
     taken = [process(3) for _ in range(5)]

@@ -57,10 +57,10 @@ def slow_image() -> bytes:
 
 
 @contextlib.contextmanager
-def feeding(limits: Limits = LIMITS, processes: int = 1, slots: int = 4) -> Iterator[Feeder]:
+def feeding(limits: Limits = LIMITS, processes: int = 1, most_bytes: float = 1e9) -> Iterator[Feeder]:
     """A feeder, closed at the end of the block."""
     feeder = Feeder(processes)
-    feeder.open(limits, slots)
+    feeder.open(limits, most_bytes)
     try:
         yield feeder
     finally:
@@ -116,7 +116,7 @@ def job_at_work(code: str) -> Iterator[tuple[subprocess.Popen[str], psutil.Proce
     begin = (
         "import os, signal, sys, time; from threading import Thread; from tests.feed.feeding import *\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background job begins with it ignored
-        "feeder = Feeder(1); feeder.open(WHOLE_DAYS, 4); result = feeder.start(in_hand(slow_image()), STRETCH)\n"
+        "feeder = Feeder(1); feeder.open(WHOLE_DAYS, 1e9); result = feeder.start(in_hand(slow_image()), STRETCH)\n"
         "def begun(): print(process_at_work().pid, flush=True)\n"
     )
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}

@@ -1,5 +1,6 @@
 """Decoding: an image of any format, mode and orientation ends as upright RGB pixels, no larger than the model needs."""
 
+import contextlib
 import io
 import math
 import subprocess
@@ -51,6 +52,19 @@ def refusal(content, max_pixels=LIMIT):
         decode_image(content, max_pixels)
     assert "\n" not in str(caught.value)
     return caught.value.reason
+
+
+def test_the_time_of_decoding_follows_format_and_size():
+    """JPEG 2000 takes sixty times as long as JPEG."""
+    allowed = {}
+    for file_format in ("JPEG", "PNG", "JPEG2000"):
+
+        def room(_needed_bytes, wh, seconds, name=file_format):
+            allowed[name] = seconds / (wh[0] * wh[1] / 1e6)
+            return contextlib.nullcontext()
+
+        decode_image(encoded(SMOOTH, file_format), LIMIT, room=room)
+    assert allowed == pytest.approx({"JPEG": 0.05, "PNG": 0.2, "JPEG2000": 1.5})
 
 
 class TestOrientation:
