@@ -20,6 +20,7 @@ import io
 import json
 import logging
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -33,10 +34,11 @@ from models.evaluate.average_precision import mean_figures, measure
 from models.evaluate.detection_rows import RowsError
 from models.evaluate.ground_truth import read_truth
 from models.export import check_output_dir, written_whole
+from models.metadata import write_metadata
 from models.progress import shown
 from models.quiet import quiet_stderr
 from pipeline.config import BUNDLED, DetectConfig, ModelConfig, load_config
-from pipeline.detect.describe_model import onnx_file
+from pipeline.detect.describe_model import onnx_file, own_metadata
 from pipeline.detect.golden import keep_requests, kept_requests
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.load_model import local_copy
@@ -87,7 +89,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=float,
         help="least agreement, without labels with float32, and with golden images (default: the jobs' own)",
     )
-    add("--output", metavar="DIR", help="version to write, <model>/<integer> (default: the next one beside the others)")
+    add("--output", metavar="DIR", help="version to write, <model>/<integer> (default: <model>-int8/ and the same integer)")
     add("--config", action="append", default=[], metavar="FILE", help="a job's config, for a model that does not describe itself")
     return parser
 
@@ -100,7 +102,7 @@ def _quantize(flags: argparse.Namespace) -> int:
     flags.min_agreement = config.detect.min_agreement  # a job refuses what agrees less
     folder, version = locate(config.model.path, config.model.model_version)
     model = dataclasses.replace(config.model, path=folder, model_version=None)
-    target = flags.output or _next_version(folder, "" if config.model.path == BUNDLED else version)
+    target = (flags.output or _variant(folder, "" if config.model.path == BUNDLED else version)).rstrip("/")
     check_output_dir(target)
     if flags.ground_truth:
         read_truth(flags.ground_truth)  # a mistake in it shows before minutes of work
@@ -111,6 +113,8 @@ def _quantize(flags: argparse.Namespace) -> int:
         console.info("converting the model")
         network = converted(local, folder, model)
         shutil.copytree(local, whole, ignore=shutil.ignore_patterns(HIDDEN))
+        if described := own_metadata(local, folder):  # rows of both models are told apart by their names
+            write_metadata(whole, dataclasses.replace(described, name=f"{described.name}-int8"))
         to = ModelInput.of(read_description(network))
         pixels = [fit(read_file(ref.uri), to, _MAX_PIXELS)[1] for ref in shown(calibration, "decoding", "photos")]
         quantise(network, pixels, os.path.join(whole, INT8))
@@ -127,6 +131,9 @@ def _quantize(flags: argparse.Namespace) -> int:
     ap50 = f"AP50 {figures['float32_ap50']:.2f} -> {figures['int8_ap50']:.2f}, " if flags.ground_truth else ""
     done = f"{ap50}agreement with float32 {figures['agreement']:.3f}, on {plural(len(of_float), 'photo')}"
     print(f"{target}: {done}; calibrated on {len(pixels)} others")
+    path = os.path.dirname(target) if os.path.basename(target).isdecimal() else target
+    use = f"python -m pipeline.run --model {shlex.quote(path or '.')} --engine openvino --precision int8"
+    print(f"use it with {use}; jobs with --model {shlex.quote(config.model.path)} stay as they are")
     return DONE
 
 
@@ -136,11 +143,11 @@ class _RefusedError(UserError):
     exit_code = FAILED
 
 
-def _next_version(folder: str, version: str) -> str:
-    parent = os.path.dirname(folder)
-    if not version or "://" in folder:
+def _variant(folder: str, version: str) -> str:
+    """Where the int8 version of a version goes by default: into a model of its own, so that only jobs that ask for it take it."""
+    if not version.isdecimal() or "://" in folder:
         raise ConfigError(f"model {folder}: expected a numbered version on this machine, or --output <model>/<integer>")
-    return os.path.join(parent, str(1 + max(int(name) for name in os.listdir(parent) if name.isdecimal())))
+    return f"{os.path.dirname(folder)}-int8/{version}"
 
 
 def _split(patterns: Sequence[str]) -> tuple[list[ImageRef], list[ImageRef]]:

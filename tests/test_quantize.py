@@ -12,6 +12,7 @@ import pytest
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.golden import GOLDEN
 from pipeline.detect.load_detector import load_detector
+from pipeline.detect.load_model import name_and_version
 from pipeline.detect.versions import locate
 from pipeline.errors import ModelError
 from pipeline.quantize import head_of, main
@@ -49,30 +50,35 @@ def convolutions(model):
     return found
 
 
-def test_an_int8_version_with_a_head_of_float32_is_written_beside_the_others_and_a_job_uses_it(versions, tmp_path, capsys):
+def test_an_int8_version_with_a_head_of_float32_is_a_model_of_its_own_that_a_job_must_ask_for(versions, tmp_path, capsys):
     """A photo that cannot be read is left out; a copy of one does not come to both halves."""
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no photo")
     shutil.copy(SCENES[0], tmp_path / "copy.jpg")
     given = [*SCENES, tmp_path / "copy.jpg", tmp_path / "broken.jpg"]
     assert quantize(versions, *LABELS, calibration=given) == 0
     said = capsys.readouterr()
-    assert said.out.startswith(f"{versions}/2: AP50 ") and said.out.count("\n") == 1
+    int8 = versions.with_name("digits-int8")
+    first, last = said.out.splitlines()
+    assert first.startswith(f"{int8}/1: AP50 ")
+    use = f"python -m pipeline.run --model {int8} --engine openvino --precision int8"
+    assert last == f"use it with {use}; jobs with --model {versions} stay as they are"
     assert f"warning: 1 photo left out, such as {tmp_path}/broken.jpg: " in said.err
-    assert {path.name for path in versions.iterdir()} == {"1", "2"}
-    figures = json.loads((versions / "2" / "assets.extra" / "openvino_int8.json").read_text())
+    assert {path.name for path in versions.iterdir() if path.name[0] != "."} == {"1"}
+    assert name_and_version(ModelConfig(str(versions))) == ("digits", "1"), "yesterday's command takes what it took"
+    figures = json.loads((int8 / "1" / "assets.extra" / "openvino_int8.json").read_text())
     assert figures["photos"]["calibration"] + figures["photos"]["judged"] == len(SCENES)
     assert figures["float32_ap50"] > 90 and figures["ap50_loss"] <= 1 and figures["agreement"] > 0.9
 
-    network = openvino.Core().read_model(versions / "2" / "assets.extra" / "openvino_int8" / "model.xml")
+    network = openvino.Core().read_model(int8 / "1" / "assets.extra" / "openvino_int8" / "model.xml")
     of_float = [outputs for type_, outputs in convolutions(network) if type_ == "f32"]
     assert sorted(of_float) == [4, 10], "the last one of each branch: of boxes, and of class scores"
     assert [type_ for type_, _ in convolutions(network)].count("i8") == 14
     behind = {one.get_type_name() for one in network.get_ordered_ops() if one.get_friendly_name() in head_of(network)}
     assert "Sigmoid" in behind and "FakeQuantize" not in behind
 
-    detector = load_detector(ModelConfig(path=str(versions)), DetectConfig(engine="openvino", precision="int8"))
+    detector = load_detector(ModelConfig(path=str(int8)), DetectConfig(engine="openvino", precision="int8"))
     try:
-        assert detector.model.version == "2"
+        assert (detector.model.metadata.name, detector.model.version) == ("digits-int8", "1")
         (found,) = detector.detect([EncodedImage(ImageRef("a"), Path(SCENES[0]).read_bytes())])
         assert len(found.detections)
     finally:
