@@ -25,7 +25,7 @@ from pipeline.read.containers import MAX_MEGAPIXELS, archive_of, images_in, read
 from pipeline.read.dead_letter_replay import DeadLetterReplay, are_letters
 from pipeline.read.done_rows import FAILED, NEW, DoneRows
 from pipeline.read.list_images import Piece, are_disjoint, folders_of, list_pieces, pieces_of
-from pipeline.read.names import file_of, is_container, kind_of
+from pipeline.read.names import file_of, is_container, kind_of, record_range
 from pipeline.records import DeadLetter, EncodedImage, Image, ImageRef, identity_hash, name_bytes, name_of
 from pipeline.results.contents import Contents, container_key, write_contents
 from pipeline.secrets import public_address
@@ -291,11 +291,12 @@ class _OpenContainers(_Counting):
         # without their generations: the newest one is read
         refs = [ImageRef(name_of(name), size_bytes=size, extra=name_of(extra)) for extra, size, _, name in group]
         if are_letters(refs[0].uri) and self._source.again:
-            yield from self._new_of(self._source.again.open())
+            yield from self._new_of(self._source.again.open(), self._source.done)
         elif not is_container(refs[0].uri):  # what holds images is a group of its own
             yield from refs
         elif len(refs) > 1 or file_of(refs[0].uri) != refs[0].uri or not self._source.done:
-            yield from self._new_of(images_in(refs[0], self._source.read, self._source.max_megapixels, refs[1:]))
+            images = images_in(refs[0], self._source.read, self._source.max_megapixels, refs[1:])
+            yield from self._new_of(images, self._done_in(refs[0].uri))
         else:
             yield from self._whole(refs[0], name_of(group[0][2]), self._source.done)
 
@@ -307,6 +308,7 @@ class _OpenContainers(_Counting):
     def _whole(self, ref: ImageRef, listed: str, done: DoneRows) -> Iterator[Any]:
         """The new images of a whole container; notes what it holds, unless something in it may be readable another time."""
         generation = listed or done.generation_of(ref)  # from before it is read: if it is replaced now, the next run reads it
+        done = self._done_in(ref.uri) or done
         key = container_key(ref.uri, generation, done.version, reading(ref.uri, self._source.read))
         if generation and (known := done.known(key)):
             self._count(sum(known.outcomes.values()))
@@ -327,11 +329,16 @@ class _OpenContainers(_Counting):
                     passing = passing or (isinstance(image, DeadLetter) and image.reason not in FOR_GOOD)
                 yield image
 
-        yield from self._new_of(noted())
+        yield from self._new_of(noted(), done)
         if generation and not passing:
             self._contents.append(Contents(key, ref.uri, np.array(keys, "<u8").tobytes(), dict(left_out)))
 
-    def _new_of(self, images: Iterable[EncodedImage | DeadLetter | str]) -> Iterator[Any]:
+    def _done_in(self, container: str) -> DoneRows | None:
+        """The rows that count for the images of a container; those of a TFRecord file may have any name."""
+        done = self._source.done
+        return done._replace(prefixes=("",)) if done and record_range(container) else done
+
+    def _new_of(self, images: Iterable[EncodedImage | DeadLetter | str], done: DoneRows | None) -> Iterator[Any]:
         """Those that are not done; the others, and members that are no images, are counted."""
         for image in images:
             PROCESS.check_stopped()
@@ -339,7 +346,7 @@ class _OpenContainers(_Counting):
                 self._leave_out(kind_of(image))
                 continue
             self._count()
-            if self._source.done and (outcome := self._source.done.among([image.ref]))[0] != NEW:
+            if done and (outcome := done.among([image.ref]))[0] != NEW:
                 self._skip_done(outcome)
             else:
                 yield image if isinstance(image, EncodedImage) else self._dead(image)

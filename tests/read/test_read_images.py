@@ -154,6 +154,7 @@ def test_images_in_tfrecord_files_are_left_out_by_their_content(tmp_path):
     (one,) = [image.ref for image in everything if image.ref.uri == "one"]
     write_rows(output, [detected("one", one.generation), detected("two", "of other content")])
     assert read(inputs, output) == (["two"], 2, 1, 1)
+    assert read(inputs, output, prefixes=(f"{tmp_path}/",)) == (["two"], 2, 1, 1), "their names do not begin as their file's"
 
 
 @pytest.mark.slow
