@@ -115,6 +115,12 @@ def current() -> str:
     return f"```sql\n{query}```\n"
 
 
+def view() -> str:
+    """The statement that makes a view of the current rows in BigQuery."""
+    query = current_sql("dataset.detections", "dataset.detections_dead_letters")
+    return f"```sql\nCREATE OR REPLACE VIEW dataset.current_detections AS\n{query}```\n"
+
+
 def metrics() -> str:
     """The table of all metrics."""
     rows = [
@@ -175,7 +181,7 @@ def pages() -> Mapping[str, str]:
     """The pages that are made of the code, by their path below the repository."""
     return {
         "docs/settings.md": settings_page(),
-        "docs/results.md": _with("docs/results.md", reasons=reasons(), columns=columns(), current=current()),
+        "docs/results.md": _with("docs/results.md", reasons=reasons(), columns=columns(), current=current(), view=view()),
         "docs/operations.md": _with(
             "docs/operations.md", metrics=metrics(), commands=commands(), codes=exit_codes(), jobs=job_codes()
         ),

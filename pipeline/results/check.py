@@ -14,7 +14,7 @@ from models.progress import shown
 from pipeline.results.completion import contains
 from pipeline.results.reader import ResultsFolder, batches_in, parquet_file
 from pipeline.results.rows import exact_uris
-from pipeline.results.shards import Shard, mark_of
+from pipeline.results.shards import KEYS, Shard, digest, mark_of
 from pipeline.storage.files import delete_files, write_file
 
 
@@ -57,6 +57,14 @@ def check(output: str) -> Checked:
 
 
 def _keys(shard: Shard, source: Any) -> np.ndarray:
-    """The keys of a shard, of which every page is read."""
+    """The keys of a shard, of which every page is read.
+
+    Raises:
+      ValueError: A merged shard has others than it says.
+    """
     with parquet_file(shard, source) as file:
-        return np.concatenate([np.zeros(0, np.uint64), *(batch["key"].to_numpy() for batch in batches_in(shard, file))])
+        keys = np.concatenate([np.zeros(0, np.uint64), *(batch["key"].to_numpy() for batch in batches_in(shard, file))])
+        said = (file.schema_arrow.metadata or {}).get(KEYS)
+    if said not in (None, digest(keys)):
+        raise ValueError("expected the rows that a compaction merged into it, got others")
+    return keys

@@ -36,7 +36,7 @@ from pipeline.results.reader import KINDS, ResultsFolder, batches_in, parquet_fi
 from pipeline.results.row_rule import COLUMNS, RULE, Ranked, superseded
 from pipeline.results.rows import FORMATS
 from pipeline.results.run import remove_abandoned
-from pipeline.results.shards import COMPACTED, Shard, shard_of_name, write_shard
+from pipeline.results.shards import COMPACTED, KEYS, Shard, digest, shard_of_name, write_shard
 from pipeline.storage.files import delete_files, delete_generations, folders_of, sync, warn_unreadable
 from pipeline.storage.listing import files_of
 from pipeline.storage.stores import look_up
@@ -255,9 +255,10 @@ def _write(results: ResultsFolder, kind: str, tables: Sequence[pa.Table], metada
     Raises:
       UnreadableError: It is not what was written.
     """
-    merged = pa.concat_tables(tables).sort_by("uri").replace_schema_metadata(metadata)
+    merged = pa.concat_tables(tables).sort_by("uri")
     if not len(merged):
         return 0
+    merged = merged.replace_schema_metadata({**metadata, KEYS: digest(merged["key"].to_numpy())})
     path = write_shard(results.output, kind, merged, COMPACTED)
     written = look_up(path)
     shard = shard_of_name(*written) if written else None

@@ -24,6 +24,7 @@ from pipeline.results.layout import ROWS, time_in_name
 from pipeline.results.run import Run
 from pipeline.storage.files import add_file, folders_of, is_own_file, read_file, sync
 
+KEYS = b"keys"  # metadata of a merged shard: the digest of its keys
 _MARK = ".damaged-"  # begins the names of marks of damaged shards
 COMPACTED = "compact"  # the run in the names of merged shards
 _GROUP_ROWS = 16_384  # a row group has statistics, which exclude parts of a large shard
@@ -59,6 +60,11 @@ def shard_of_name(path: str, size_bytes: int = 0, generation: str = "") -> Shard
     """
     found = ROWS.fullmatch("/".join(path.rsplit("/", 2)[-2:]))
     return Shard(path, found[1], size_bytes, found[3], found[2], generation) if found and found[4] == "parquet" else None
+
+
+def digest(keys: np.ndarray) -> bytes:
+    """What the metadata of a merged shard says of its keys, in any order."""
+    return hashlib.blake2b(np.sort(keys).tobytes(), digest_size=16).hexdigest().encode()
 
 
 def mark_of(path: str) -> str:

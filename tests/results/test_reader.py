@@ -139,6 +139,18 @@ def test_damage_in_boxes_fails_an_export_and_the_next_job_detects_again_after_a_
     assert not [name for name in os.listdir(f"{output}/{DETECTIONS}") if name.startswith(".damaged")]
 
 
+def test_a_check_sees_whether_a_merged_file_has_the_rows_that_were_merged(output, capsys):
+    compacted(output)
+    (shard,) = list_shards(output)
+    assert check.main([output]) == 0
+    table = pq.read_table(shard.path)
+    pq.write_table(table.slice(1), shard.path)
+    capsys.readouterr()
+    assert check.main([output]) == 1
+    assert "expected the rows that a compaction merged into it, got others" in capsys.readouterr().out
+    assert uris(output) == ["b", "c"] and len(done_keys(output, VERSION, DETECTIONS)) == 2, "a is to be detected again"
+
+
 def test_a_mark_that_somebody_put_there_hides_nothing(output):
     for shard in list_shards(output):
         Path(shard.path).with_name(f".damaged-{Path(shard.path).stem}").write_bytes(b"")
