@@ -1,6 +1,6 @@
 """Exports a detector's network as a batched SavedModel for the pipeline, TF Serving, Vertex AI and tfx_bsl.
 
-    <output>/saved_model.pb, variables/         four signatures over one set of weights
+    <output>/saved_model.pb, variables/         four or five signatures over one set of weights
     <output>/assets.extra/detector.json         the description of the model (`models.metadata`)
     <output>/assets.extra/tf_serving_warmup_requests
     <output>/assets.extra/files.json            the files and their sizes (`models.manifest`)
@@ -11,6 +11,7 @@
 | `serving_default`    | `image_bytes` string `(N,)`: JPEG, PNG, GIF, BMP     | xyxy, pixels of the image as it is stored   |
 | `serving_thresholds` | `image_bytes`, the thresholds                       | as `serving_default`                        |
 | `candidates`         | `images` as `detect`                                | as `detect`, all of them, not suppressed    |
+| `candidates_float16` | as `candidates`; of Darknet models                  | as `candidates`, computed in float16        |
 
 The thresholds are `score_threshold` 0.25, `iou_threshold` 0.45 and `max_detections` 100 by default. TF Serving, the TF1 loader
 and, in Python, `loaded.detect(images)` fill in defaults; `loaded.signatures["detect"]` needs every input by name.
@@ -41,11 +42,16 @@ if TYPE_CHECKING:
 SCORE_THRESHOLD = 0.25
 IOU_THRESHOLD = 0.45
 MAX_DETECTIONS = 100
-CANDIDATES = "candidates"
+CANDIDATES, CANDIDATES_FLOAT16 = "candidates", "candidates_float16"
 
 
 def export_detector(
-    predict: Predict, metadata: DetectorMetadata, output_dir: str, *, variables: Sequence[tf.Variable] = ()
+    predict: Predict,
+    metadata: DetectorMetadata,
+    output_dir: str,
+    *,
+    variables: Sequence[tf.Variable] = (),
+    predict_float16: Predict | None = None,
 ) -> None:
     """Writes a detector's SavedModel; it appears under `output_dir` whole or not at all.
 
@@ -56,6 +62,7 @@ def export_detector(
         since every exported detector has the same signatures.
       output_dir: Local directory that does not exist yet, best `<model>/<integer version>`, as TF Serving expects it.
       variables: The `tf.Variable`s that `predict` uses.
+      predict_float16: The same network computed in float16, whose boxes are decoded in float32.
 
     Raises:
       FileExistsError: `output_dir` exists.
@@ -70,8 +77,15 @@ def export_detector(
     if metadata != exported or metadata.resize == "none":
         raise ValueError(f"an exported detector is described by {exported}, got {metadata}")
     with written_whole(output_dir) as saved_model_dir:
-        module = _detector_module(predict, metadata, variables)
-        signatures = {name: getattr(module, name) for name in ("detect", "serving_default", "serving_thresholds", CANDIDATES)}
+        module = _detector_module(predict, metadata, variables, predict_float16)
+        names = [
+            "detect",
+            "serving_default",
+            "serving_thresholds",
+            CANDIDATES,
+            *([CANDIDATES_FLOAT16] if predict_float16 else []),
+        ]
+        signatures = {name: getattr(module, name) for name in names}
         try:
             tf.saved_model.save(module, saved_model_dir, signatures=signatures)
         except tf.errors.OpError as err:  # TensorFlow raises no OSError for a full disk
@@ -106,7 +120,9 @@ def check_output_dir(output_dir: str) -> None:
         raise FileExistsError(f"{output_dir} exists already; remove it, or choose the next version number")
 
 
-def _detector_module(predict: Predict, metadata: DetectorMetadata, variables: Sequence[tf.Variable]) -> tf.Module:
+def _detector_module(
+    predict: Predict, metadata: DetectorMetadata, variables: Sequence[tf.Variable], predict_float16: Predict | None
+) -> tf.Module:
     """A plain module (no Keras: the TF1 loader must find its variables) with one function for each signature."""
     import tensorflow as tf
 
@@ -152,6 +168,13 @@ def _detector_module(predict: Predict, metadata: DetectorMetadata, variables: Se
     module.weights = list(variables)
     module.detect = tf.function(detect, autograph=False, input_signature=[images_spec, *threshold_specs])
     module.candidates = tf.function(candidates, autograph=False, input_signature=[images_spec])
+    if predict_float16:
+
+        def candidates_float16(images: tf.Tensor) -> dict[str, tf.Tensor]:
+            boxes, scores = predict_float16(tf.cast(images, tf.float32) * (1 / 255))
+            return {"boxes": boxes, "scores": scores}
+
+        module.candidates_float16 = tf.function(candidates_float16, autograph=False, input_signature=[images_spec])
     module.serving_thresholds = tf.function(serving_thresholds, autograph=False, input_signature=[bytes_spec, *threshold_specs])
     module.serving_default = tf.function(serving_default, autograph=False, input_signature=[bytes_spec])
     return module

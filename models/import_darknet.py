@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Iterator
@@ -73,7 +74,8 @@ def import_darknet(
     with contextlib.suppress(RuntimeError):  # TensorFlow runs in this process already
         tf.config.set_visible_devices([], "GPU")  # the export needs no GPU, and must not take the memory of a serving process
     detector = DarknetDetector(network, weights)
-    export_detector(detector, metadata, output_dir, variables=detector.variables)
+    in_float16 = functools.partial(detector, dtype=tf.float16)
+    export_detector(detector, metadata, output_dir, variables=detector.variables, predict_float16=in_float16)
     h, w = network.input_hw
     return (
         f"{metadata.name}, Darknet, {len(network.layers)} layers, {network.value_count:,} values, {network.classes} classes, "

@@ -23,7 +23,7 @@ from pipeline.detect.golden import GOLDEN
 from pipeline.detect.load_model import recognised
 from pipeline.detect.openvino_convert import HIDDEN
 from pipeline.detect.other_formats import what_it_is
-from pipeline.detect.versions import ONNX_MODEL, locate
+from pipeline.detect.versions import ONNX_MODEL, files_of, locate
 from pipeline.detect.write_golden import NoObjectError, write_golden
 from pipeline.errors import CommandParser, InputError, ModelError, UserError, run_command
 from pipeline.log_lines import console
@@ -93,7 +93,9 @@ def _copy(args: argparse.Namespace, version: str) -> str:
     elif args.file.lower().endswith(".onnx"):
         title = os.path.splitext(os.path.basename(args.file))[0]
         os.mkdir(version)
-        shutil.copy(args.file, os.path.join(version, ONNX_MODEL))
+        for file in files_of(args.file):  # with its external data, which has the name that the file knows
+            name = ONNX_MODEL if file.path == args.file else os.path.basename(file.path)
+            shutil.copy(file.path, os.path.join(version, name))
     else:
         known = what_it_is(args.file) if os.path.lexists(args.file) else ""
         raise ModelError(f"{args.file}: {known or 'expected a file that ends with .onnx, or the folder of a SavedModel'}")

@@ -23,19 +23,20 @@ class DarknetDetector:
         self._weights = [(tf.Variable(w.kernel, trainable=False), tf.Variable(w.bias, trainable=False)) for w in weights]
         self.variables = [variable for pair in self._weights for variable in pair]
 
-    def __call__(self, images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def __call__(self, images: tf.Tensor, dtype: tf.DType = tf.float32) -> tuple[tf.Tensor, tf.Tensor]:
         """Detects in a batch.
 
         Args:
           images: `(N, H, W, 3) float32` RGB in 0..1.
+          dtype: Of the layers. Boxes are decoded in float32: float16 has steps of half a pixel at 640.
 
         Returns:
           Boxes `(N, M, 4)`, xyxy in 0..1 of the input, and the classes' confidences `(N, M, C)`, for all heads and anchors.
         """
-        weights = iter(self._weights)
+        weights = iter([(tf.cast(kernel, dtype), tf.cast(bias, dtype)) for kernel, bias in self._weights])
         outputs: list[tf.Tensor] = []
         boxes, scores = [], []
-        x = images
+        x = tf.cast(images, dtype)
         for layer in self.network.layers:
             match layer:
                 case Convolution():
@@ -49,14 +50,14 @@ class DarknetDetector:
                 case Shortcut():
                     x = add([x, *(outputs[source] for source in layer.layers)], layer)
                 case Yolo():
-                    head_boxes, head_scores = decode_boxes(x, layer, self.network.input_hw)
+                    head_boxes, head_scores = decode_boxes(tf.cast(x, tf.float32), layer, self.network.input_hw)
                     boxes.append(head_boxes)
                     scores.append(head_scores)
             outputs.append(x)
         return tf.concat(boxes, axis=1), tf.concat(scores, axis=1)
 
 
-def convolve(x: tf.Tensor, layer: Convolution, kernel: tf.Variable, bias: tf.Variable) -> tf.Tensor:
+def convolve(x: tf.Tensor, layer: Convolution, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
     """Convolves (also in groups and depthwise), adds the bias, activates."""
     margins = _margins(x, layer, layer.padding)
     if layer.groups == layer.in_channels > 1:

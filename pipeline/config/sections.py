@@ -183,8 +183,13 @@ class DetectConfig:
     engine: Engine = declare(AUTO, engine_help())
     precision: Literal["float32", "bfloat16", "float16", "int8"] = declare(
         "float32",
-        "bfloat16: about twice as fast on CPUs with avx512_bf16 or AMX; float16: with engine tensorflow, on GPUs; int8: with "
-        "engine openvino, a version that detect-objects quantize wrote",
+        "bfloat16: about twice as fast on CPUs with avx512_bf16 or AMX; float16: on GPUs; int8: with engine openvino, a version "
+        "that detect-objects quantize wrote",
+    )
+    compiled: Literal["auto", "yes", "no"] = declare(
+        "auto",
+        "whether XLA compiles the model, with engine tensorflow; auto: on a GPU, unless float16 is asked of a model that has no "
+        "float16 network; what XLA cannot compile runs as it is",
     )
     device: Device = declare(
         "auto", "auto, cpu, gpu or gpu:<number>; without a number each process takes the GPU with the fewest processes"
@@ -193,7 +198,7 @@ class DetectConfig:
         None, "limit of the GPU memory; default: grow as needed"
     )
     batch_sizes: ListOf[Count] = declare(
-        (), "allowed batch sizes, ascending; default: 1,2,4 on CPU, up to 32 on GPU, 1,2,4,8 with a model server"
+        (), "allowed batch sizes, ascending; default: 1,2,4 on CPU, up to 32 on GPU, 1,8,32 compiled by XLA, 1,2,4,8 at a server"
     )
     batch_timeout_ms: Duration = declare(1.0, "longest wait of an image for its batch to fill")
     concurrent_batches: Threads | None = declare(

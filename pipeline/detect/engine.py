@@ -118,6 +118,7 @@ class OpenedModel(NamedTuple):
       mixes: Whether it is known to mix the images of a batch.
       warmup_requests: Encoded images, or arrays `(n, H, W, 3) uint8`, on which it must not fail before it is used.
       version: Of a server's model.
+      notes: What a person should know of how it runs, a line each.
     """
 
     engine: Engine
@@ -125,6 +126,7 @@ class OpenedModel(NamedTuple):
     mixes: bool = False
     warmup_requests: tuple[bytes | np.ndarray, ...] = ()
     version: str = ""
+    notes: tuple[str, ...] = ()
 
 
 OpenModel = Callable[[str, str, ModelConfig, DetectConfig], OpenedModel]

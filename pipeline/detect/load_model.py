@@ -108,12 +108,16 @@ def load(model: ModelConfig, detect: DetectConfig, *, beside: bool = False) -> L
     if detect.device == "auto" and nvidia_gpus() and not getattr(opened.engine, "gpu", True):
         notes += (f"model {folder} runs on the CPU, though this machine has a GPU; --device gpu says what is missing",)
     notes += _idle_gpus(opened, detect)
+    for note in opened.notes:
+        console.info("%s", note)
     if (given_files if as_it_is else files_of)(folder) != version.files:
         opened.engine.close()
         raise _changed(folder)
     loaded = _warm(opened, folder, version.name, golden, beside=beside, timeout_ms=detect.batch_timeout_ms)
     taken = max(tensorflow_setup.memory_in_use() - before, version.size_bytes)
-    return dataclasses.replace(loaded, memory_bytes=taken, notes=(*notes, *loaded.notes), engine_name=detect.engine)
+    return dataclasses.replace(
+        loaded, memory_bytes=taken, notes=(*notes, *opened.notes, *loaded.notes), engine_name=detect.engine
+    )
 
 
 def own_name(model: ModelConfig, engine: str) -> str:
@@ -202,7 +206,9 @@ def local_copy(folder: str, files: str = "**") -> Iterator[str]:
         return
     with tempfile.TemporaryDirectory(prefix="model-", ignore_cleanup_errors=True) as copy:
         for file in files_of(folder, files):
-            _download(file, Path(copy, file.path.removeprefix(folder).lstrip("/") or ONNX_MODEL), folder)
+            is_data = folder.endswith(".onnx") and file.path != folder  # external data has the name that the ONNX file knows
+            name = posixpath.basename(file.path) if is_data else file.path.removeprefix(folder).lstrip("/")
+            _download(file, Path(copy, name or ONNX_MODEL), folder)
         yield copy
 
 

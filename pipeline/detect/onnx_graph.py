@@ -9,6 +9,7 @@ The steps themselves are those of `model_arrays`, on values of a graph instead o
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,7 @@ def add_steps(
     outputs = split_outputs(answered, metadata, steps)
     if has_candidates(signature, metadata):
         has_classes = bool(metadata.packed_layout) or signature.outputs[metadata.scores_output].rank == 3  # (n, M, C)
-        outputs |= _picked(outputs, detect, steps, has_classes=has_classes)
+        outputs |= _picked(outputs, detect, steps, _many(signature, metadata), has_classes=has_classes)
     for role, value in outputs.items():
         steps.name(value, PREFIX + role)
     del graph.node[:], graph.output[:], graph.value_info[:]
@@ -109,6 +110,46 @@ def add_steps(
     for role in outputs:
         graph.output.append(helper.make_tensor_value_info(PREFIX + role, kinds.get(role, TensorProto.FLOAT), None))
     return model.SerializeToString(), tuple(outputs)
+
+
+def to_float16(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The network in float16, whose inputs and outputs stay as they are; it is changed.
+
+    What lies behind its last layers, the decoding of boxes, stays float32: float16 has steps of half a pixel at 640.
+    """
+    from onnxconverter_common import float16
+
+    for number, each in enumerate(model.graph.node):
+        each.name = each.name or f"node {number}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numbers that float16 does not have, which it rounds to those that it has
+        converted: onnx.ModelProto = float16.convert_float_to_float16(
+            model, keep_io_types=True, node_block_list=sorted(_behind_layers(model.graph))
+        )
+    return converted
+
+
+def _behind_layers(graph: onnx.GraphProto) -> set[str]:
+    """Names of the nodes from the outputs back to the last layers: convolutions and products with weights.
+
+    A convolution to one channel is none: that of DFL makes a number of pixels of a distribution.
+    """
+    makers = {name: each for each in graph.node for name in each.output}
+    shapes = {each.name: list(each.dims) for each in graph.initializer}
+    found, waiting = set[str](), [each.name for each in graph.output]
+    while waiting:
+        node = makers.get(waiting.pop())
+        if node is None or node.name in found or _is_layer(node.op_type, [shapes.get(name) for name in node.input]):
+            continue
+        found.add(node.name)
+        waiting += node.input
+    return found
+
+
+def _is_layer(kind: str, shapes: Sequence[list[int] | None]) -> bool:
+    if kind in ("MatMul", "Gemm"):
+        return any(shapes)
+    return kind in ("Conv", "ConvTranspose") and not (len(shapes) > 1 and shapes[1] is not None and shapes[1][0] == 1)
 
 
 def _fed(pixels: _Value, signature: Signature, metadata: DetectorMetadata, detect: DetectConfig, steps: Steps) -> dict[str, Any]:
@@ -141,7 +182,9 @@ def _kinds_of(signature: Signature, metadata: DetectorMetadata) -> dict[str, int
     return {role: int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype))) for role, dtype in kept.items()}
 
 
-def _picked(outputs: dict[str, Any], detect: DetectConfig, steps: Steps, *, has_classes: bool) -> dict[str, Any]:
+def _picked(
+    outputs: dict[str, Any], detect: DetectConfig, steps: Steps, many: int | None, *, has_classes: bool
+) -> dict[str, Any]:
     """The best boxes, or pairs of box and class, of each image; see `model_arrays.picked_candidates`."""
     boxes, scores, several = outputs["boxes"], outputs["scores"], has_classes and detect.labels_per_box == "several"
     found = {}
@@ -153,7 +196,7 @@ def _picked(outputs: dict[str, Any], detect: DetectConfig, steps: Steps, *, has_
         best = scores
     threshold = np.float32(detect.score_threshold)
     over = steps.do("Or", steps.do("Greater", best, threshold), steps.do("Equal", best, threshold))  # not so for NaN
-    sure, places = steps.top(steps.do("Where", over, best, np.float32(-1)), PICKED)
+    sure, places = steps.top(steps.do("Where", over, best, np.float32(-1)), None if several else many)
     rows = places
     if several:
         classes_of_row = steps.do("Gather", steps.do("Shape", scores), np.array(2))
@@ -302,11 +345,13 @@ class Steps:
         """The axes in another order."""
         return self.do("Transpose", value, perm=order)
 
-    def top(self, values: Any, most: int) -> tuple[Any, Any]:
-        """The largest of `(n, M)`, at most `most`, descending, and their places."""
-        many = self.asarray(self.do("Gather", self.do("Shape", values), np.array([1])), "float32")  # `Min` of integers is newer
-        at_most = self.asarray(self.do("Min", many, np.array([most], np.float32)), "int64")
-        best, places = self._node("TopK", [values, at_most], 2, {"axis": 1})
+    def top(self, values: Any, many: int | None) -> tuple[Any, Any]:
+        """The largest of `(n, M)`, at most `PICKED`, descending, and their places; TensorRT wants to know M."""
+        most: Any = np.array([min(PICKED, many or PICKED)])
+        if not many:
+            known = self.asarray(self.do("Gather", self.do("Shape", values), np.array([1])), "float32")
+            most = self.asarray(self.do("Min", known, most.astype(np.float32)), "int64")  # `Min` of integers is newer
+        best, places = self._node("TopK", [values, most], 2, {"axis": 1})
         return best, places
 
     def rows(self, values: Any, places: Any) -> Any:

@@ -1,18 +1,28 @@
-"""An engine over ONNX Runtime: ONNX files as they are, on a CPU or with CUDA."""
+"""Two engines over ONNX Runtime: ONNX files on a CPU or with CUDA, and with TensorRT."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import importlib.metadata
+import inspect
+import os
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from models.metadata import DetectorMetadata
+from models.user_cache import cache_folder
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.config.engines import ENGINES
+from pipeline.detect import onnx_graph
 from pipeline.detect.describe_model import describe_onnx, onnx_file
 from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel, OutOfMemory, check_installed, concurrent_batches_of
 from pipeline.detect.gpus import take_gpu
@@ -28,7 +38,8 @@ _NO_MEMORY = (  # in its messages
     *("resource allocation failed", "cublasCreate(", "cudnnCreate("),  # of a handle of CUDA's libraries
 )
 _TYPES = {"float": "float32", "double": "float64"}  # of ONNX, where NumPy's name is another one
-_CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+_CPU, _CUDA, _TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
+_KEPT = 4  # newest files in the cache of float16
 
 
 def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig) -> OpenedModel:
@@ -41,12 +52,15 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     file = onnx_file(local)
     if not file:
         raise ModelError(f"model {folder}: expected an ONNX file")
-    check_installed("onnxruntime")
+    check_installed(detect.engine if detect.engine in ENGINES else "onnxruntime")
     plain = _plain_session(folder, file)
     inputs, outputs = ({one.name: _tensor(one) for one in ones} for ones in (plain.get_inputs(), plain.get_outputs()))
     signature = channels_last(Signature(inputs, outputs, functools.partial(_answers, plain)))
     metadata = describe_onnx(signature, local, folder, model, detect, properties=plain.get_modelmeta().custom_metadata_map)
-    content, roles = add_steps(read_onnx(file, folder), signature, metadata, detect, folder)
+    network = read_onnx(file, folder)
+    if detect.precision == "float16" and detect.engine != "tensorrt" and inputs[metadata.input_name].dtype != "float16":
+        network = _in_float16(network)
+    content, roles = add_steps(network, signature, metadata, detect, folder)
     engine = _OnnxRuntime(_opener(folder, content, detect), roles, metadata, detect)
     return OpenedModel(FunctionEngine(engine.run, detect, signature.batch_of(metadata), gpu=engine.gpu), metadata)
 
@@ -102,6 +116,28 @@ class _OnnxRuntime:
             raise OutOfMemory(first_line(err)) from err.with_traceback(None)
 
 
+def _in_float16(network: Any) -> Any:
+    """The network in float16, from the user's cache if it has been converted before."""
+    import onnx
+
+    check_installed("onnxruntime", "onnxconverter_common")
+    digest = hashlib.sha256(network.SerializeToString())
+    digest.update(f"{importlib.metadata.version('onnxconverter-common')} {inspect.getsource(onnx_graph)}".encode())
+    place = os.path.join(cache_folder(), "onnx-float16")
+    kept = os.path.join(place, f"{digest.hexdigest()[:32]}.onnx")
+    with contextlib.suppress(OSError, DecodeError):
+        return onnx.load(kept)
+    network = onnx_graph.to_float16(network)
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs seconds at each start
+        os.makedirs(place, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=place) as unfinished:
+            onnx.save(network, os.path.join(unfinished, "model.onnx"))
+            os.replace(os.path.join(unfinished, "model.onnx"), kept)
+        for old in sorted(Path(place).glob("*.onnx"), key=os.path.getmtime)[:-_KEPT]:
+            old.unlink(missing_ok=True)
+    return network
+
+
 def _plain_session(folder: str, file: str) -> Any:
     """A session of the file as it is, on the CPU, which tells its inputs and outputs."""
     import onnxruntime
@@ -149,12 +185,27 @@ def _opener(folder: str, content: bytes, detect: DetectConfig) -> Callable[[], A
 
 
 def _providers(available: list[str], detect: DetectConfig) -> list[Any]:
-    """CUDA, with the number and the memory of the settings, where there is a GPU; else the CPU."""
+    """CUDA, or TensorRT before it, with the number and the memory of the settings, where there is a GPU; else the CPU.
+
+    Raises:
+      ModelError: TensorRT is asked for, and is not there.
+    """
     kind, _, number = detect.device.partition(":")
-    if kind == "cpu" or _CUDA not in available or not nvidia_gpus():
+    has_gpu = kind != "cpu" and nvidia_gpus() > 0
+    if detect.engine == "tensorrt" and not (has_gpu and _TENSORRT in available):
+        raise ModelError(
+            f"engine tensorrt: ONNX Runtime has {', '.join(available)}, this process may use {nvidia_gpus()} GPUs; "
+            f"install {ENGINES['tensorrt'].on_gpu}"
+        )
+    if not has_gpu or _CUDA not in available:
         return [_CPU]
+    device = {"device_id": number or str(take_gpu(nvidia_gpus()))}
     memory = {"gpu_mem_limit": str(detect.gpu_memory_mb * 1_048_576)} if detect.gpu_memory_mb else {}
-    return [(_CUDA, {"device_id": number or str(take_gpu(nvidia_gpus())), **memory}), _CPU]
+    on_gpu: list[Any] = [(_CUDA, {**device, **memory})]
+    if detect.engine == "tensorrt":
+        cache = {"trt_engine_cache_enable": "1", "trt_engine_cache_path": os.path.join(cache_folder(), "tensorrt")}
+        on_gpu.insert(0, (_TENSORRT, {**device, **cache, "trt_fp16_enable": str(int(detect.precision == "float16"))}))
+    return [*on_gpu, _CPU]
 
 
 def _tensor(one: Any) -> Tensor:

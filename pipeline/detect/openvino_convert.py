@@ -131,16 +131,16 @@ def convert(local: str, folder: str, model: ModelConfig, network: str) -> None:
     Raises:
       ModelError: TensorFlow cannot load the model, or OpenVINO cannot convert it.
     """
-    from pipeline.detect.tensorflow_engine import frozen_model
+    from pipeline.detect.tensorflow_engine import freeze_model, traced_model
 
-    frozen = frozen_model(local, folder, model, DetectConfig(device="cpu", engine="openvino"), picks=False)
-    metadata, batch = split_metadata(frozen.metadata), frozen.batch or 1
+    traced = traced_model(local, folder, model, DetectConfig(device="cpu", engine="openvino"), picks=False)
+    metadata, batch = split_metadata(traced.metadata), traced.batch or 1
     if metadata.resize == "none":
         raise ModelError(f"model {folder}: takes images at their own size; leave out --engine, which compiles it for one size")
-    if batch > 1 and frozen.has_boolean_mask:
+    if batch > 1 and traced.has_boolean_mask:
         raise ModelError(f"model {folder}: picks rows of a whole batch, which would mix its images; use --engine tensorflow")
     try:
-        write_network(network, _as_openvino(frozen, [batch, *metadata.input_hw, 3]), metadata)
+        write_network(network, _as_openvino(freeze_model(traced), [batch, *metadata.input_hw, 3]), metadata)
     except Exception as err:
         raise ModelError(f"model {folder}: OpenVINO cannot convert it: {_reason(err)}; use --engine tensorflow") from err
     keep_requests(network, read_requests(local, folder, metadata))

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from models.export import CANDIDATES
+from models.export import CANDIDATES, CANDIDATES_FLOAT16
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.describe_model import describe, own_metadata
@@ -36,6 +37,9 @@ from pipeline.errors import ModelError
 if TYPE_CHECKING:
     from tensorflow.errors import OpError
 
+Call = Callable[[Any], Mapping[str, Any]]
+_COMPILED_SIZES = (1, 8, 32)  # each takes XLA 6 to 18 s
+
 
 def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig) -> OpenedModel:
     """Opens a SavedModel; see `ENGINES`.
@@ -44,23 +48,60 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
       ModelError: TensorFlow cannot load it, or it is no detector that is recognised.
     """
     tf = configure_tensorflow(detect)
-    frozen = frozen_model(local, folder, model, detect)
-    requests = read_requests(local, folder, frozen.metadata)
-    batch = frozen.batch or (1 if frozen.metadata.resize == "none" else None)  # images of different sizes make no batch
+    traced, gpu = traced_model(local, folder, model, detect), bool(tf.config.get_visible_devices("GPU"))
+    compiled, note = _compiled(traced, folder, detect, gpu=gpu)
+    call = compiled or _frozen_call(freeze_model(traced))
+    requests = read_requests(local, folder, traced.metadata)
+    batch = traced.batch or (1 if traced.metadata.resize == "none" else None)  # images of different sizes make no batch
 
     def run(pixels: np.ndarray) -> Arrays:
         try:
-            outputs = dict(zip(frozen.roles, frozen.function(tf.constant(pixels)), strict=True))
+            outputs = call(tf.constant(pixels))
             if "passed" in outputs:
-                return picked_candidates(lambda role: outputs[role].numpy(), frozen.metadata, detect)
+                return picked_candidates(lambda role: np.asarray(outputs[role]), traced.metadata, detect)
             return {role: tensor.numpy() for role, tensor in outputs.items()}
         except tf.errors.ResourceExhaustedError as err:
             raise OutOfMemory(_reason(err)) from err
         except tf.errors.OpError as err:
             raise ModelFailed(_reason(err)) from err
 
-    engine = FunctionEngine(run, detect, batch, gpu=bool(tf.config.get_visible_devices("GPU")))
-    return OpenedModel(engine, frozen.metadata, frozen.has_boolean_mask, requests)
+    sizes = _COMPILED_SIZES if gpu and compiled else ()
+    engine = FunctionEngine(run, detect, batch, gpu=gpu, sizes=sizes)
+    return OpenedModel(engine, traced.metadata, traced.has_boolean_mask, requests, notes=(note,) if note else ())
+
+
+def _compiled(traced: TracedModel, folder: str, detect: DetectConfig, *, gpu: bool) -> tuple[Call | None, str]:
+    """The model's function compiled by XLA, for one batch size until others come; or None, and why not if it was to be.
+
+    Its weights are variables: XLA would fold constants for minutes.
+    """
+    import tensorflow as tf
+
+    mixed = detect.precision != "float32" and not traced.is_float16
+    if detect.compiled == "no" or (detect.compiled == "auto" and (not gpu or mixed)):
+        return None, ""
+    if traced.metadata.resize == "none":
+        return None, f"model {folder}: takes each image at its own size, so XLA does not compile it"
+    if mixed:
+        return None, f"model {folder}: XLA compiles no {detect.precision} of it; import it again, or leave out --compiled"
+    function = tf.function(traced.predict, input_signature=[traced.spec], autograph=False, jit_compile=True)
+    try:
+        function(tf.zeros((traced.batch or 1, *traced.metadata.input_hw, 3), tf.uint8))
+    except tf.errors.ResourceExhaustedError as err:
+        raise OutOfMemory(_reason(err)) from err
+    except (tf.errors.OpError, ValueError) as err:
+        return None, f"model {folder}: XLA cannot compile it, so it runs as it is: {_why_not(err)}"
+    return function, ""
+
+
+def _why_not(err: Exception) -> str:
+    """What XLA lacks, which its message names behind the function and the device."""
+    text = first_line(err)
+    return (text.partition(": ")[2] or text)[:200]
+
+
+def _frozen_call(frozen: FrozenModel) -> Call:
+    return lambda images: dict(zip(frozen.roles, frozen.function(images), strict=True))
 
 
 def described_signature(
@@ -86,8 +127,10 @@ def described_signature(
     except Exception as err:
         raise ModelError(f"model {folder}: TensorFlow cannot load it: {first_line(err)}") from err
     if described and described.threshold_inputs and CANDIDATES in loaded.signatures and not model.signature:
+        is_float16 = detect.precision == "float16" and detect.compiled != "no" and CANDIDATES_FLOAT16 in loaded.signatures
+        signature_name = CANDIDATES_FLOAT16 if is_float16 else CANDIDATES
         described = dataclasses.replace(
-            described, signature=CANDIDATES, classes_output="", count_output="", nms="pipeline", threshold_inputs=False
+            described, signature=signature_name, classes_output="", count_output="", nms="pipeline", threshold_inputs=False
         )
     name = model.signature or (described.signature if described else "serving_default")
     if name not in loaded.signatures:
@@ -124,39 +167,52 @@ def _signature_of(function: Any) -> Signature:
     )
 
 
+class TracedModel(NamedTuple):
+    """A SavedModel as one function of uint8 images, before it is traced.
+
+    Of a model with candidates it returns `boxes` and `scores` of all of them, `best (n, M)`, the best score of each box, and the
+    best ones where they are asked for, as `model_arrays.picked_candidates` reads them. Other models answer their own.
+
+    Attributes:
+      predict: From a tensor of images to outputs by role.
+      spec: Of the images.
+      metadata: What it returns.
+      batch: Images of each run, of a model of a fixed batch; None for any number.
+      is_float16: Whether it computes in float16 itself.
+      has_boolean_mask: Whether it picks rows of a whole batch, with `tf.boolean_mask` or the like: which ones only shows on some
+        images. `filter_boxes` of https://github.com/hunglc007/tensorflow-yolov4-tflite then reshapes them to `(N, -1, …)`.
+      owner: Of the variables, for as long as the function runs.
+    """
+
+    predict: Call
+    spec: Any
+    metadata: DetectorMetadata
+    batch: int | None
+    is_float16: bool
+    has_boolean_mask: bool
+    owner: Any
+
+
 class FrozenModel(NamedTuple):
-    """A SavedModel as a traced function without variables.
+    """A model as a traced function without variables.
 
     Attributes:
       function: Takes uint8 images, and returns the outputs in the order of `roles`.
       roles: Of the outputs.
-      metadata: What the function returns.
-      batch: Images of each run, of a model of a fixed batch; None for any number.
-      has_boolean_mask: Whether it picks rows of a whole batch, with `tf.boolean_mask` or the like: which ones only shows on some
-        images. `filter_boxes` of https://github.com/hunglc007/tensorflow-yolov4-tflite then reshapes them to `(N, -1, …)`.
     """
 
     function: Any
     roles: tuple[str, ...]
-    metadata: DetectorMetadata
-    batch: int | None
-    has_boolean_mask: bool
 
 
-def frozen_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig, *, picks: bool = True) -> FrozenModel:
-    """Loads a SavedModel as one function of uint8 images.
-
-    Of a model with candidates it returns `boxes` and `scores` of all of them, `best (n, M)`, the best score of each box, and with
-    `picks` the best ones, as `model_arrays.picked_candidates` reads them. Other models answer their own.
-    """
-    found = described_signature(local, folder, model, detect)
-    _loaded, signature, call, described = found  # the first one owns the signature's variables
+def traced_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig, *, picks: bool = True) -> TracedModel:
+    """Loads a SavedModel; see `described_signature`. With `picks`, a device picks the best boxes."""
+    loaded, signature, call, described = described_signature(local, folder, model, detect)
     import tensorflow as tf
 
     xp, spec = tf.experimental.numpy, signature.inputs[described.input_name]
     batch = spec.shape[0] if spec.shape else None
 
-    @tf.function(input_signature=[tf.TensorSpec((batch, *described.graph_hw, 3), tf.uint8)], autograph=False)
     def predict(images: Any) -> dict[str, Any]:
         outputs = split_outputs(call(**feed_of(images, described, detect, xp, spec.dtype)), described, xp)
         if not has_candidates(signature, described):
@@ -165,11 +221,19 @@ def frozen_model(local: str, folder: str, model: ModelConfig, detect: DetectConf
         outputs |= {"best": tf.reduce_max(outputs["scores"], -1)} if has_classes else {}
         return {**outputs, **_picked(outputs, detect)} if picks else outputs
 
-    function = predict.get_concrete_function()
-    roles = tuple(sorted(function.structured_outputs))  # the order in which TensorFlow flattens a mapping
-    frozen = freeze(function)
-    masks = any(operation.type == "Where" for operation in frozen.graph.get_operations())
-    return FrozenModel(frozen, roles, described, batch, masks)
+    images = tf.TensorSpec((batch, *described.graph_hw, 3), tf.uint8)
+    is_float16 = described.signature == CANDIDATES_FLOAT16
+    return TracedModel(predict, images, described, batch, is_float16, signature.has_boolean_mask, loaded)
+
+
+def freeze_model(traced: TracedModel) -> FrozenModel:
+    """Traces a model, and makes constants of its weights, which TensorFlow and OpenVINO fold."""
+    import tensorflow as tf
+
+    function = tf.function(traced.predict, input_signature=[traced.spec], autograph=False)
+    concrete = function.get_concrete_function()
+    roles = tuple(sorted(concrete.structured_outputs))  # the order in which TensorFlow flattens a mapping
+    return FrozenModel(freeze(concrete), roles)
 
 
 def _picked(outputs: dict[str, Any], detect: DetectConfig) -> dict[str, Any]:

@@ -8,10 +8,12 @@ https://www.tensorflow.org/tfx/serving/serving_config#model_server_configuration
 from __future__ import annotations
 
 import functools
+import glob
 import hashlib
 import json
 import os
 import posixpath
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -34,6 +36,7 @@ from pipeline.storage.waiting import waiting_for
 LABELS = "labels.json"
 _MODEL, ONNX_MODEL = "saved_model.pb", "model.onnx"
 _MODELS = (_MODEL, ONNX_MODEL)
+_EXTERNAL = re.compile(r"\.onnx[._]data[^/]*$")  # weights beside an ONNX file
 
 
 class Version(NamedTuple):
@@ -170,8 +173,16 @@ def versions_in(path: str) -> dict[int, Version]:
 
 
 def files_of(folder: str, files: str = "**") -> frozenset[FoundFile]:
-    """The files of a model, or some of them, without hidden local ones."""
-    pattern = escape_glob(folder) + ("" if folder.endswith(".onnx") else f"/{files}")
+    """The files of a model, or some of them, without hidden local ones; of an ONNX file its external data, too.
+
+    PyTorch writes weights into `x.onnx.data`, and others into `x.onnx_data`.
+    """
+    if folder.endswith(".onnx"):
+        beside = escape_glob(folder) + "[._]data*" if "://" in folder else ""
+        local = () if beside else sorted(glob.glob(glob.escape(folder) + "[._]data*"))
+        data = files_in(location_of(beside)) if beside else (each for path in local for each in files_in(location_of(path)))
+        return frozenset([*files_in(location_of(escape_glob(folder) if beside else folder)), *data])
+    pattern = f"{escape_glob(folder)}/{files}"
     return frozenset(files_in(location_of(pattern if "://" in folder else folder)))
 
 
@@ -252,7 +263,8 @@ def fingerprint(folder: str, files: frozenset[FoundFile]) -> str:
     """
     parts = (*_MODELS, "variables/", "assets/", "metadata.yaml", METADATA_PATH)
     names = {file: file.path[len(folder) + 1 :] for file in files}
-    return _fingerprint_of_all(folder, frozenset(file for file, name in names.items() if not name or name.startswith(parts)))
+    used = (file for file, name in names.items() if not name or name.startswith(parts) or _EXTERNAL.search(file.path))
+    return _fingerprint_of_all(folder, frozenset(used))
 
 
 @functools.lru_cache(maxsize=8)

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from models.geometry import iou_matrix
-from pipeline.config import DetectConfig
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.load_model import name_and_version
 from pipeline.detect.model_arrays import PICKED, candidates_of, picked_candidates
+from pipeline.import_model import main as import_model
 from tests.detect.test_families import NAMED, best_of, centres_to_corners, picture, save
 from tests.onnx_files import HW, NAMES
 from tests.tiny_models import detected
@@ -175,3 +177,26 @@ def test_images_of_a_batch_have_their_own_numbers_of_candidates():
         "classes": (3, 0),
         "count": (3,),
     }
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_external_data_is_part_of_the_model_its_version_and_its_import(tmp_path, engine):
+    """As `torch.onnx.export(dynamo=True)` writes it: weights trained anew are another version."""
+    (tmp_path / "in").mkdir()
+    file = tmp_path / "in" / "toy.onnx"
+    onnx.save(
+        onnx.load(save_onnx(tmp_path / "whole.onnx")),
+        str(file),
+        save_as_external_data=True,
+        location="toy.onnx.data",
+        size_threshold=0,
+    )
+    images = [image for image, _ in PICTURES]
+    settings = DetectConfig(engine=engine, score_threshold=0.7, iou_threshold=IOU, max_detections=300)
+    results, detector = detected(file, images, settings)
+    check(results, score=0.7)
+    assert import_model([str(file), "--output", str(tmp_path / "m" / "1")]) == 0
+    check(detected(tmp_path / "m", images, settings)[0], score=0.7)
+    data = file.with_name("toy.onnx.data")
+    data.write_bytes(data.read_bytes()[:-8] + b"\0" * 8)
+    assert name_and_version(ModelConfig(str(file)))[1] != detector.model.version

@@ -273,4 +273,4 @@ def test_an_engine_that_is_not_there_is_one_line(engine, bright_model):
 
 def test_a_name_that_is_no_engine_is_refused_before_anything_is_loaded():
     with pytest.raises(ConfigError, match=r"expected auto, tensorflow, .* or package.module:function, got"):
-        load_config([], {"detect.engine": "tensorrt"})
+        load_config([], {"detect.engine": "tensorrtt"})

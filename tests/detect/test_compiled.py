@@ -1,0 +1,102 @@
+"""XLA compiles for any device: a CPU shows that boxes stay the same, and that what it cannot compile runs as before."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from models.import_darknet import import_darknet
+from models.metadata import read_metadata
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.load_detector import load_detector
+from tests.detect.test_families import NAMES, picture, save
+from tests.models.darknet_cases import STEM, conv, random_values, write_weights, yolo
+from tests.tiny_models import save_model
+from tests.yolo_exports import export_yolo
+
+PICTURES = [picture(size_wh, seed)[0] for seed, size_wh in enumerate([(200, 133), (97, 231), (96, 64)])]
+NETWORK = (  # with each kind of layer: routes, groups, shortcuts, max pooling, upsampling, two heads
+    STEM
+    + conv(12, 3, 1, extra="pad=1\ngroups=12\nbatch_normalize=1")
+    + "[shortcut]\nfrom=-2\nactivation=mish\n[maxpool]\nsize=3\nstride=1\n"
+    + conv(16, extra="pad=1", activation="linear")
+    + yolo("0,1", extra="scale_x_y=1.05")
+    + "[route]\nlayers=-3\n[upsample]\nstride=2\n"
+    + conv(16, extra="pad=1", activation="linear")
+    + yolo("2,3")
+)
+
+
+def found(path, compiled, **settings):
+    detect = DetectConfig(engine="tensorflow", device="cpu", compiled=compiled, score_threshold=0.05, **settings)
+    with contextlib.closing(load_detector(ModelConfig(str(path)), detect)) as detector:
+        return [result.detections for result in detector.detect(PICTURES)], detector.model.notes
+
+
+def check_same(path, least=5):
+    as_it_is, notes = found(path, "no")
+    compiled, no_notes = found(path, "yes")
+    assert notes == no_notes == ()
+    for a, b in zip(as_it_is, compiled, strict=True):
+        assert a.class_ids.tolist() == b.class_ids.tolist()
+        np.testing.assert_allclose(a.confidences, b.confidences, atol=1e-4)
+        np.testing.assert_allclose(a.boxes_xyxy, b.boxes_xyxy, atol=0.05)
+    assert sum(map(len, as_it_is)) > least
+
+
+@pytest.fixture(scope="module")
+def darknet(tmp_path_factory):
+    """A version of a tiny Darknet network."""
+    folder = tmp_path_factory.mktemp("darknet")
+    (folder / "toy.cfg").write_text(NETWORK)
+    write_weights(folder / "toy.weights", random_values(NETWORK))
+    (folder / "names").write_text("\n".join(NAMES))
+    import_darknet(*(str(folder / name) for name in ("toy.cfg", "toy.weights", "names")), str(folder / "m" / "1"))
+    return folder / "m" / "1"
+
+
+@pytest.mark.parametrize("layout", ["4+C,M", "M,5+C"])
+def test_a_third_partys_model_finds_the_same_compiled(tmp_path, layout):
+    check_same(export_yolo(tmp_path / "m", layout))
+
+
+def test_a_darknet_model_finds_the_same_compiled(darknet):
+    check_same(darknet)
+
+
+def test_in_float16_its_boxes_are_decoded_in_float32(darknet):
+    """Compiled as on a GPU: all but the decoding of boxes is float16."""
+    loaded = tf.saved_model.load(str(darknet))  # owns the variables
+    images = tf.constant(np.random.default_rng(0).integers(0, 255, (2, *read_metadata(str(darknet)).input_hw, 3), np.uint8))
+    full, half = (
+        tf.function(lambda x, f=loaded.signatures[name]: f(images=x), jit_compile=True)(images)
+        for name in ("candidates", "candidates_float16")
+    )
+    assert {value.dtype for value in half.values()} == {tf.float32}
+    np.testing.assert_allclose(half["scores"], full["scores"], atol=0.01)
+    difference = np.abs(half["boxes"] - full["boxes"]).max()
+    assert 0 < difference < 0.02, "float16 was used, and is near"
+
+
+def test_what_xla_cannot_compile_runs_as_it_is_and_a_line_says_so(tmp_path):
+    def suppressed(images):
+        light = tf.reduce_mean(images, [1, 2])[:, None, None, :1]
+        boxes = tf.constant([[0.1, 0.1, 0.5, 0.5]])[None, :, None] + 0.0 * light
+        answer = tf.image.combined_non_max_suppression(boxes, light[:, :, 0] * 0 + 0.9, 4, 4)
+        return {"boxes": answer.nmsed_boxes, "scores": answer.nmsed_scores, "classes": answer.nmsed_classes}
+
+    results, notes = found(save(tmp_path / "m", suppressed), "yes")
+    (note,) = notes
+    assert "XLA cannot compile it, so it runs as it is: " in note and "CombinedNonMaxSuppression" in note and "\n" not in note
+    assert [len(each) for each in results] == [1, 1, 1]
+
+
+def test_a_model_that_takes_images_at_their_own_size_is_not_compiled(tmp_path):
+    def predict(images):
+        light = tf.reduce_mean(images, [1, 2, 3])[:, None]
+        return {"boxes": tf.zeros((1, 1, 4)) + light[..., None], "scores": 0.0 * light + 0.5}
+
+    saved = save_model(tmp_path / "m", predict, tf.TensorSpec((None, None, None, 3), tf.float32, "images"))
+    _, notes = found(saved, "yes")
+    assert [note.partition(": ")[2] for note in notes] == ["takes each image at its own size, so XLA does not compile it"]

@@ -1,0 +1,102 @@
+"""ONNX Runtime computes in float16 where it is asked to; boxes are decoded in float32, so that they stay where they are."""
+
+import numpy as np
+import pytest
+
+from models.geometry import iou_matrix
+from pipeline.config import DetectConfig
+from pipeline.errors import ModelError
+from tests.detect.test_families import picture
+from tests.onnx_files import HW, NAMES
+from tests.tiny_models import detected
+
+pytest.importorskip("onnxruntime", reason="the extra onnxruntime is not installed")
+onnx = pytest.importorskip("onnx", reason="the extra onnxruntime is not installed")
+pytest.importorskip("onnxconverter_common", reason="the extra onnxruntime is not installed")
+
+ROWS, COLUMNS, STRIDE = HW[0] // 8, HW[1] // 8, 90  # boxes lie up to 1,080 pixels away, where float16 has steps of half a pixel
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Two convolutions, and behind them boxes of 30 pixels in cells of 90."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    draw = np.random.default_rng(3)
+    cells = np.stack(np.meshgrid(np.arange(COLUMNS), np.arange(ROWS))).reshape(1, 2, -1).astype(np.float32)
+    constants = {
+        "w1": draw.normal(0, 0.1, (16, 3, 8, 8)),
+        "w2": draw.normal(0, 0.05, (7, 16, 1, 1)),
+        "cells": cells,
+        "stride": np.float32(STRIDE),
+        "size": np.float32(30),
+    }
+    initializers = [numpy_helper.from_array(np.asarray(value, np.float32), name) for name, value in constants.items()]
+    indices = {"flat": [0, 7, -1], "zero": [0], "two": [2], "four": [4], "seven": [7], "one": [1]}
+    initializers += [numpy_helper.from_array(np.array(value, np.int64), name) for name, value in indices.items()]
+    nodes = [
+        helper.make_node("Conv", ["images", "w1"], ["a"], strides=[8, 8]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Conv", ["b", "w2"], ["head"]),
+        helper.make_node("Reshape", ["head", "flat"], ["rows"]),
+        helper.make_node("Slice", ["rows", "zero", "two", "one"], ["raw_xy"]),
+        helper.make_node("Slice", ["rows", "two", "four", "one"], ["raw_wh"]),
+        helper.make_node("Slice", ["rows", "four", "seven", "one"], ["logits"]),
+        helper.make_node("Sigmoid", ["raw_xy"], ["shift"]),
+        helper.make_node("Add", ["shift", "cells"], ["in_cells"]),
+        helper.make_node("Mul", ["in_cells", "stride"], ["xy"]),
+        helper.make_node("Sigmoid", ["raw_wh"], ["share"]),
+        helper.make_node("Mul", ["share", "size"], ["wh"]),
+        helper.make_node("Sigmoid", ["logits"], ["scores"]),
+        helper.make_node("Concat", ["xy", "wh", "scores"], ["output0"], axis=1),
+    ]
+    images = helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, *HW])
+    answer = helper.make_tensor_value_info("output0", TensorProto.FLOAT, ["batch", 7, ROWS * COLUMNS])
+    graph = helper.make_graph(nodes, "toy", [images], [answer], initializers)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    helper.set_model_props(model, {"names": str(dict(enumerate(NAMES))), "imgsz": str([*HW]), "task": "detect"})
+    onnx.save(model, str(tmp_path / "toy.onnx"))
+    return tmp_path / "toy.onnx"
+
+
+def found(file, precision):
+    images = [picture(HW[::-1], seed)[0] for seed in range(3)]
+    detect = DetectConfig(engine="onnxruntime", precision=precision, score_threshold=0.3, iou_threshold=1.0, max_detections=300)
+    results, _ = detected(file, images, detect, box_units="pixels")
+    return [result.detections for result in results]
+
+
+def test_boxes_stay_where_they_are_and_the_converted_file_is_kept(file, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    cache = tmp_path / "cache" / "hybrid-detection-pipeline" / "onnx-float16"
+    full, half, again = found(file, "float32"), found(file, "float16"), found(file, "float16")
+    (kept,) = cache.iterdir()
+    weights = {each.name: each.data_type for each in onnx.load(str(kept)).graph.initializer}
+    assert weights["w1"] == weights["w2"] == onnx.TensorProto.FLOAT16
+    assert weights["cells"] == onnx.TensorProto.FLOAT
+    differences = []
+    for a, b, c in zip(full, half, again, strict=True):
+        assert (b.boxes_xyxy == c.boxes_xyxy).all() and len(a) > 20
+        ious = iou_matrix(a.boxes_xyxy.astype(float), b.boxes_xyxy.astype(float))
+        sure = a.confidences > 0.31  # the others may pass or not
+        assert ious.max(axis=1)[sure].min() > 0.98
+        nearest = b.boxes_xyxy[ious.argmax(axis=1)]
+        differences.append(np.abs(nearest - a.boxes_xyxy)[sure].max())
+    assert 0 < max(differences) < 0.2, "float16 was used, but not where it has steps of half a pixel"
+
+
+def test_a_damaged_file_in_the_cache_is_made_anew(file, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    before = found(file, "float16")
+    (kept,) = (tmp_path / "cache" / "hybrid-detection-pipeline" / "onnx-float16").iterdir()
+    kept.write_bytes(kept.read_bytes()[:100])
+    after = found(file, "float16")
+    assert [each.boxes_xyxy.tolist() for each in before] == [each.boxes_xyxy.tolist() for each in after]
+
+
+def test_tensorrt_that_is_not_there_is_one_line(file):
+    with pytest.raises(
+        ModelError, match=r"^engine tensorrt: ONNX Runtime has .*, this process may use 0 GPUs; install onnxr"
+    ) as err:
+        detected(file, [], DetectConfig(engine="tensorrt"))
+    assert "\n" not in str(err.value)
