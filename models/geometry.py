@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 if TYPE_CHECKING:  # pydantic is not for feeder processes
     from models.metadata import BoxFormat, LetterboxRule, Resize
@@ -107,12 +108,17 @@ def fit_image(
     input_hw: tuple[int, int],
     letterbox_value: int = 128,
     out: npt.NDArray[np.uint8] | None = None,
+    *,
+    antialias: bool = False,
 ) -> npt.NDArray[np.uint8]:
-    """Resize `(h, w, 3) uint8` pixels bilinearly, without antialiasing, and pad them to `input_hw`; into `out`, if given."""
+    """Resize `(h, w, 3) uint8` pixels bilinearly, and pad them to `input_hw`; into `out`, if given. Pillow antialiases."""
     fitted = np.empty((*input_hw, 3), np.uint8) if out is None else out
     (w, h), x, y = transform.resized_wh, transform.offset_x, transform.offset_y
     if (h, w) != input_hw:
         fitted[:] = letterbox_value
+    if antialias:
+        fitted[y : y + h, x : x + w] = Image.fromarray(pixels).resize((w, h), Image.Resampling.BILINEAR)
+        return fitted
     cv2.resize(pixels, (w, h), dst=fitted[y : y + h, x : x + w], interpolation=cv2.INTER_LINEAR)
     return fitted
 

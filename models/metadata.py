@@ -46,6 +46,7 @@ class DetectorMetadata:
       letterbox_value: 8-bit grey of the padding.
       letterbox_rule: Whose letterbox: `darknet` rounds sizes down, `ultralytics` to nearest; `yolox` begins at the top left;
         `super_gradients` leaves a margin (`geometry.resize_plan`).
+      antialias: Whether images are made smaller with a filter against aliasing, as Pillow and the processors of Hugging Face do.
       channel_order: Order of the input's channels, `rgb` or `bgr`.
       normalisation: `imagenet`: the input has ImageNet's mean subtracted and is divided by its standard deviation, after
         `value_range`; empty for none.
@@ -92,6 +93,7 @@ class DetectorMetadata:
     channel_order: ChannelOrder = "rgb"
     normalisation: Normalisation = ""
     score_activation: ScoreActivation = ""
+    antialias: bool = False
 
     @property
     def graph_hw(self) -> tuple[int | None, int | None]:

@@ -134,6 +134,7 @@ class ModelConfig:
     resize: metadata.Resize | None = None
     letterbox_value: Annotated[int, Field(ge=0, le=255)] | None = None
     letterbox_rule: metadata.LetterboxRule | None = None
+    antialias: bool | None = None
     channel_order: metadata.ChannelOrder | None = None
     normalisation: metadata.Normalisation | None = None
     boxes_output: str | None = None

@@ -58,7 +58,7 @@ class Family(NamedTuple):
 _LETTERBOX = {"resize": "letterbox", "letterbox_value": 114, "letterbox_rule": "ultralytics"}
 _BOXES = {"classes_output": "", "count_output": ""}  # and scores of each class
 _YOLO = {**_LETTERBOX, **_BOXES, "box_format": "cxcywh", "nms": "pipeline"}
-_DETR = {**_BOXES, "box_format": "cxcywh", "box_units": "norm", "nms": "model", "resize": "stretch"}
+_DETR = {**_BOXES, "box_format": "cxcywh", "box_units": "norm", "nms": "model", "resize": "stretch", "antialias": True}
 _API = Family(
     "TF Object Detection API",
     {"boxes_output": "detection_boxes"},

@@ -23,11 +23,12 @@ class ModelInput(NamedTuple):
     resize: Resize
     letterbox_rule: LetterboxRule
     letterbox_value: int
+    antialias: bool = False
 
     @classmethod
     def of(cls, metadata: DetectorMetadata) -> ModelInput:
         """The input of a model."""
-        return cls(metadata.input_hw, metadata.resize, metadata.letterbox_rule, metadata.letterbox_value)
+        return cls(metadata.input_hw, metadata.resize, metadata.letterbox_rule, metadata.letterbox_value, metadata.antialias)
 
     def plan(self, image_wh: Size) -> InputTransform:
         """The place of an image in the input."""
@@ -69,4 +70,6 @@ def fit(
     decoded = decode_image(content, max_pixels, needed_wh if scaled_decode else None, room=room)
     if to.resize == "none":
         return decoded, decoded.pixels
-    return decoded, fit_image(decoded.pixels, to.plan(decoded.image_wh), to.input_hw, to.letterbox_value, out)
+    return decoded, fit_image(
+        decoded.pixels, to.plan(decoded.image_wh), to.input_hw, to.letterbox_value, out, antialias=to.antialias
+    )

@@ -6,6 +6,7 @@ import cv2
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
 
 from models.export import export_detector
 from models.geometry import iou_matrix
@@ -124,8 +125,14 @@ def stretched(pixels):
     return cv2.resize(pixels, HW[::-1], interpolation=cv2.INTER_LINEAR).astype(np.float32) / 255, scale, np.zeros(4)
 
 
+def antialiased(pixels):
+    """As the processors of Hugging Face, which resize with Pillow."""
+    _, scale, offset = stretched(pixels)
+    return np.asarray(Image.fromarray(pixels).resize(HW[::-1], Image.Resampling.BILINEAR)).astype(np.float32) / 255, scale, offset
+
+
 def detr_input(pixels):
-    fitted, scale, offset = stretched(pixels)
+    fitted, scale, offset = antialiased(pixels)
     return ((fitted - MEAN) / DEVIATION).astype(np.float32), scale, offset
 
 
@@ -218,8 +225,8 @@ MODELS = {
     "DETR of COCO": (lambda f: save_detr(f, 92), {}, detr_input, detr_boxes, False, "DETR or YOLOS"),
     "DETR with names": (lambda f: save_detr(f, 4), NAMED, detr_input, detr_boxes, False, "DETR or YOLOS"),
     "Deformable DETR of COCO": (lambda f: save_detr(f, 91, 300), {}, detr_input, rtdetr_boxes, False, "Deformable DETR"),
-    "RT-DETR of COCO": (lambda f: save_detr(f, 80, 300), {}, stretched, rtdetr_boxes, False, "RT-DETR"),
-    "RT-DETR with names": (lambda f: save_detr(f, 3, 300), NOT_NORMALISED, stretched, rtdetr_boxes, False, "RT-DETR"),
+    "RT-DETR of COCO": (lambda f: save_detr(f, 80, 300), {}, antialiased, rtdetr_boxes, False, "RT-DETR"),
+    "RT-DETR with names": (lambda f: save_detr(f, 3, 300), NOT_NORMALISED, antialiased, rtdetr_boxes, False, "RT-DETR"),
     "RT-DETR of Ultralytics": (
         lambda f: save_detr(f, 3, 300, in_one=True),
         NAMED,
