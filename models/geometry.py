@@ -117,7 +117,7 @@ def fit_image(
     if (h, w) != input_hw:
         fitted[:] = letterbox_value
     if antialias:
-        fitted[y : y + h, x : x + w] = Image.fromarray(pixels).resize((w, h), Image.Resampling.BILINEAR)
+        fitted[y : y + h, x : x + w] = np.asarray(Image.fromarray(pixels).resize((w, h), Image.Resampling.BILINEAR))
         return fitted
     cv2.resize(pixels, (w, h), dst=fitted[y : y + h, x : x + w], interpolation=cv2.INTER_LINEAR)
     return fitted

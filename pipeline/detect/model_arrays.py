@@ -190,7 +190,14 @@ def candidates_of(outputs: Arrays, metadata: DetectorMetadata, detect: DetectCon
       (n,)`, how many of them each image has.
     """
     boxes, scores = outputs["boxes"], outputs["scores"]
-    if scores.ndim == 3 and detect.labels_per_box == "several":
+    several = scores.ndim == 3 and detect.labels_per_box == "several"
+    if len(boxes) == 1 and not several:  # as with OpenVINO: nothing to lay side by side
+        best = outputs["best"] if "best" in outputs else scores.max(axis=-1) if scores.ndim == 3 else scores
+        rows = np.flatnonzero(best[0] >= detect.score_threshold)
+        ids = scores[0, rows].argmax(axis=-1) if scores.ndim == 3 else np.zeros(len(rows), np.int32)
+        ids = (ids + metadata.class_id_offset).astype(np.int32)
+        return {"boxes": boxes[:, rows], "scores": best[:, rows], "classes": ids[None], "count": np.array([len(rows)])}
+    if several:
         of, rows, classes = np.nonzero(scores >= detect.score_threshold)
         sure = scores[of, rows, classes]
     else:

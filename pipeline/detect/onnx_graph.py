@@ -117,15 +117,20 @@ def to_float16(model: onnx.ModelProto) -> onnx.ModelProto:
 
     What lies behind its last layers, the decoding of boxes, stays float32: float16 has steps of half a pixel at 640.
     """
+    from onnx import TensorProto
     from onnxconverter_common import float16
 
     for number, each in enumerate(model.graph.node):
         each.name = each.name or f"node {number}"
+    kept = sorted(_behind_layers(model.graph))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numbers that float16 does not have, which it rounds to those that it has
         converted: onnx.ModelProto = float16.convert_float_to_float16(
-            model, keep_io_types=True, node_block_list=sorted(_behind_layers(model.graph))
+            model, keep_io_types=True, node_block_list=kept, check_fp16_ready=False
         )
+    for output in converted.graph.output:  # behind float32 nodes the converter (1.16) casts outputs to float16
+        for cast in (each for each in converted.graph.node if each.op_type == "Cast" and output.name in each.output):
+            cast.attribute[0].i = output.type.tensor_type.elem_type = TensorProto.FLOAT
     return converted
 
 

@@ -189,7 +189,7 @@ def test_external_data_is_part_of_the_model_its_version_and_its_import(tmp_path,
         str(file),
         save_as_external_data=True,
         location="toy.onnx.data",
-        size_threshold=0,
+        size_threshold=1024,
     )
     images = [image for image, _ in PICTURES]
     settings = DetectConfig(engine=engine, score_threshold=0.7, iou_threshold=IOU, max_detections=300)
