@@ -3,10 +3,11 @@
     detect-objects tune --model models/yolov4 --input 'photos/*.jpg'
     python -m pipeline.run --config tuned.yaml --model models/yolov4 --input 'photos/**/*.jpg' --output out/
 
-The settings of the start are the defaults, or those of --config. Candidates change engine and precision, then the batches in
-flight, the threads, the batch sizes and the feeder processes, each on top of the best so far. Each runs in a process of its
-own, and each of its turns lies between two turns of the start, so that other work on the machine slows both. At the end the best
-races against the start. Only what is faster beyond doubt (a paired t-test of seven rounds, 95 %), and by two percent, is written.
+The settings of the start are the defaults, or those of --config. Candidates change engine and precision, and on a GPU whether XLA
+compiles, then the batches in flight, the threads, the batch sizes and the feeder processes, each on top of the best so far. Each
+runs in a process of its own, and each of its turns lies between two turns of the start, so that other work on the machine slows
+both. At the end the best races against the start. Only what is faster beyond doubt (a paired t-test of seven rounds, 95 %), and
+by two percent, is written.
 
 Exit code 0: done, also where nothing is faster; 1: the model cannot be used; 2: a wrong command or place; 130: stopped.
 """
@@ -134,7 +135,11 @@ def candidates(stage: str, config: Config) -> list[Settings]:
     if stage == "engine":
         kinds = {name: ENGINES[name] for name in engines_for(files, detect.device) if ENGINES[name].installed and not at_server}
         pairs = [(name, precision) for name, each in kinds.items() for precision in each.precisions_on(gpu=gpus > 0)]
-        return [dict(zip(_ENGINE, pair, strict=True)) for pair in pairs if pair != (engine, detect.precision)]
+        changes: list[Settings] = [dict(zip(_ENGINE, pair, strict=True)) for pair in pairs if pair != (engine, detect.precision)]
+        if gpus and "tensorflow" in kinds:  # XLA compiles a model, unless it is told not to
+            other = {"detect.compiled": "auto" if detect.compiled == "no" else "no"}
+            changes += [{**dict(zip(_ENGINE, pair, strict=True)), **other} for pair in pairs if pair[0] == "tensorflow"]
+        return changes
     values: dict[str, list[Any]] = {
         "concurrent_batches": [1, 2, 4, 6] if gpus and kind and "gpu" in kind.precisions else sorted({1, cpus, 2 * cpus}),
         "intra_op_threads": [] if at_server else sorted({1, cpus}),

@@ -152,6 +152,8 @@ def test_stages_try_what_changes_something(monkeypatch):
         for change in candidates(stage, DIGITS):
             assert change not in candidates(stage, load_config([], change)), "the best of an earlier stage"
     monkeypatch.setattr(tune, "nvidia_gpus", lambda: 1)
+    wanted = {"detect.engine": "tensorflow", "detect.precision": "float16", "detect.compiled": "no"}
+    assert wanted in candidates("engine", DIGITS) and wanted not in engines, "only on a GPU XLA compiles"
     in_flight, at_server = candidates("concurrent_batches", DIGITS), candidates("concurrent_batches", served)
     assert [one["detect.concurrent_batches"] for one in in_flight] == [1, 2, 4, 6], "a GPU needs a few batches"
     assert {"detect.concurrent_batches": 2 * available_cpus()} in at_server, "a server has nothing to do with this GPU"
