@@ -150,7 +150,9 @@ def test_stages_try_what_changes_something(monkeypatch):
     assert [1, 2, 4, 8] in [one["detect.batch_sizes"] for one in candidates("batch_sizes", DIGITS)]
     for stage in tune.STAGES[1:]:
         for change in candidates(stage, DIGITS):
-            assert change not in candidates(stage, load_config([], change)), "the best of an earlier stage"
+            assert change not in candidates(stage, load_config([], {"model.path": "digits", **change})), (
+                "the best of an earlier stage"
+            )
     monkeypatch.setattr(tune, "nvidia_gpus", lambda: 1)
     wanted = {"detect.engine": "tensorflow", "detect.precision": "float16", "detect.compiled": "no"}
     assert wanted in candidates("engine", DIGITS) and wanted not in engines, "only on a GPU XLA compiles"
