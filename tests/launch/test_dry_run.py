@@ -50,7 +50,7 @@ def plan_of(tmp_path, capsys):
     ("described", "found", "wrong"),
     [
         pytest.param({}, "cow 0.80 at [255, 95, 575, 385]", [], id="as it is"),
-        pytest.param({"box_format": "cxcywh"}, "cow 0.80 at [-32, -98, 542, 288]", [], id="a format that may be, and is not"),
+        pytest.param({"box_format": "cxcywh"}, "cow 0.80 at [-32, -97, 542, 288]", [], id="a format that may be, and is not"),
         pytest.param(
             {"box_units": "pixels"},
             "cow 0.80 at [2, 1, 4, 4]",
@@ -70,7 +70,7 @@ def test_what_is_found_in_an_image_is_shown_with_what_looks_wrong(described, fou
     write_bright_image(tmp_path / "in" / "a.png", (640, 480), BOX)
     (tmp_path / "job.yaml").write_text(yaml.safe_dump({"model": DESCRIBED | described}))
     lines = plan_of("--config", tmp_path / "job.yaml", "--model", model)
-    at = lines.index(f"tried    {tmp_path}/in/a.png: 640x480, 1 objects")
+    at = lines.index(f"tried    {tmp_path}/in/a.png: 640x480, 1 object")
     assert lines[at + 1] == f"         {found}"
     assert [line.removeprefix("warning  ") for line in lines if line.startswith("warning")] == wrong
     assert lines[-1] == "dry run: nothing was written"
@@ -110,7 +110,7 @@ def test_a_dry_run_prints_what_it_would_do_also_where_a_name_is_no_unicode(argum
     (folder / "a.png").rename(folder / "caf\udce9.png")
     code, printed, error = run_job("--input", tmp_path / "in" / "{date}", *arguments[2:], "--dates=2026-11-20", "--dry-run")
     assert (code, error) == (0, "")
-    assert f"tried    {folder}/caf\\udce9.png: 640x480, 1 objects" in printed
+    assert f"tried    {folder}/caf\\udce9.png: 640x480, 1 object" in printed
     assert "input    1 image\n" in printed and "         of 2026-11-20\n" in printed
     assert "bright 3, 128x96 stretch" in printed and "nothing was written" in printed
     assert not out.exists()
@@ -120,7 +120,7 @@ def test_storage_that_fails_while_a_job_is_planned_is_one_line(arguments, tmp_pa
     """As in a run: exit code 1 and the reason, no traceback."""
     write_bright_image(tmp_path / "in" / "a.png", (64, 48), (10, 10, 30, 30))
     ended = run_job(*arguments, "--dry-run", at=Moment("pipeline.launch.batch:list_images", when="fails"))
-    assert ended == (1, "", "error: the job failed: [Errno 28] No space left on device\n")
+    assert ended == (1, "", "error: the job failed: No space left on device; free some space, then run the same command again\n")
 
 
 def test_a_name_steers_no_terminal(capsys):
