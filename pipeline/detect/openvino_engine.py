@@ -20,6 +20,7 @@ from pipeline.detect.model_arrays import Arrays, Signature, Tensor, candidates_o
 from pipeline.detect.onnx_graph import PICKS, PIXELS, PREFIX, add_steps, read_onnx
 from pipeline.detect.openvino_convert import NETWORK, converted, read_description
 from pipeline.detect.process_memory import freeze_gc
+from pipeline.detect.versions import first_line
 from pipeline.errors import ModelError
 from pipeline.limits import available_cpus
 
@@ -104,15 +105,25 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     check_installed("openvino")
     if (file := onnx_file(local)) and detect.precision != "int8":
         return _open_onnx(file, local, folder, model, detect)
+    network = os.path.join(local, INT8) if detect.precision == "int8" else _converted(local, folder, model)
     try:
-        network = os.path.join(local, INT8) if detect.precision == "int8" else converted(local, folder, model)
         metadata = read_description(network)
     except (OSError, ValueError) as err:
-        raise ModelError(
-            f"model {folder}: has no int8 network that can be read ({INT8}); make a version: detect-objects quantize"
-        ) from err
+        missing = f"has no int8 network that can be read ({INT8}); make a version: detect-objects quantize"
+        damaged = f"its network for OpenVINO cannot be read: {first_line(err)}; delete {network}"
+        raise ModelError(f"model {folder}: {missing if detect.precision == 'int8' else damaged}") from err
     metadata = dataclasses.replace(metadata, name=name_of_model(model, own_metadata(local, folder), folder))
     return OpenedModel(open_network(network, detect), metadata, warmup_requests=kept_requests(network))
+
+
+def _converted(local: str, folder: str, model: ModelConfig) -> str:
+    try:
+        return converted(local, folder, model)
+    except OSError as err:
+        raise ModelError(
+            f"model {folder}: its network for OpenVINO can be written neither beside it nor into the cache: {first_line(err)}; "
+            "set XDG_CACHE_HOME to a folder that can be written"
+        ) from err
 
 
 def open_network(network: str, detect: DetectConfig) -> OpenVinoEngine:

@@ -119,6 +119,16 @@ def test_where_nothing_can_be_written_beside_the_version_the_network_goes_to_the
     assert f"model {version}: the network for OpenVINO goes to {cache}: File exists" in capfd.readouterr().err
 
 
+def test_where_nothing_can_be_written_at_all_the_error_says_so(version, tmp_path, monkeypatch):
+    """As in a pod whose root is read-only; it used to ask for an int8 version."""
+    (version / HIDDEN).touch()
+    (tmp_path / "no_folder").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "no_folder"))
+    with pytest.raises(ModelError, match=r"can be written neither beside it nor into the cache: .*; set XDG_CACHE_HOME") as err:
+        load_detector(ModelConfig(path=str(version)), DetectConfig(engine="openvino"))
+    assert "int8" not in str(err.value) and "\n" not in str(err.value)
+
+
 def test_a_model_of_other_content_is_converted_again(version, bright_letterbox_model):
     for _ in range(2):
         load_detector(ModelConfig(path=str(version)), DetectConfig(engine="openvino")).close()
