@@ -113,7 +113,9 @@ def test_the_views_of_0_1_0_go_also_where_nothing_is_merged(tmp_path):
         pytest.param(([], [failed("a")]), ([], [failed("a", reason="corrupt")]), ["corrupt"], id="the newest dead letter"),
         pytest.param(([], [failed("a", "")]), ([detected("a", "7")], []), [0.5], id="one without a generation is answered"),
         pytest.param(([detected("a", "7")], []), ([], [failed("a", "")]), [0.5, "not_an_image"], id="not by an older row"),
-        pytest.param(([], [failed("a", "")]), ([detected("a", version=OTHER)], []), [0.5], id="also by another version"),
+        pytest.param(
+            ([], [failed("a", "")]), ([detected("a", version=OTHER)], []), [0.5, "not_an_image"], id="nor by another version"
+        ),
         pytest.param(([detected("a")], []), ([detected("a", "2")], []), [0.5, 0.5], id="each generation has its row"),
         pytest.param(([], [failed("a")]), ([detected("a", "2")], []), [0.5, "not_an_image"], id="a dead letter its generation's"),
     ],

@@ -29,12 +29,12 @@ import pyarrow as pa
 
 from models.progress import shown
 from pipeline.errors import UnreadableError
-from pipeline.results.completion import contains
+from pipeline.results.completion import contains, row_keys
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.lock import locked
 from pipeline.results.reader import KINDS, ResultsFolder, batches_in, parquet_file
 from pipeline.results.row_rule import COLUMNS, RULE, Ranked, superseded
-from pipeline.results.rows import FORMATS
+from pipeline.results.rows import FORMATS, exact_uris
 from pipeline.results.run import remove_abandoned
 from pipeline.results.shards import COMPACTED, KEYS, Shard, digest, shard_of_name, write_shard
 from pipeline.storage.files import delete_files, delete_generations, folders_of, sync, warn_unreadable
@@ -46,6 +46,7 @@ _RAW_BYTES = 64 << 20  # of rows in memory, after which a merged shard is writte
 _MOST_RAW_BYTES = 256 << 20  # of a source's rows; a larger one stays as it is
 _SMALL_BYTES = 64 << 10  # below it the number of files costs more than their bytes
 _SHARE = 0.2  # of lost rows
+_IMAGES = (*COLUMNS, "version", "settings")  # the columns of detections that tell which dead letters they answer
 _LEVEL = b"level"  # metadata of a merged shard: a character for each merge behind it
 _RULE = b"rule"  # metadata of a merged shard: the version of the rule by which rows were dropped
 
@@ -74,6 +75,7 @@ class _Part(NamedTuple):
     level: bytes
     ranked: Ranked
     lost: np.ndarray
+    loose_keys: np.ndarray  # those that its rows would have without a generation; empty where they are not needed
 
     @property
     def kept(self) -> int:
@@ -124,7 +126,7 @@ def _parts(results: ResultsFolder, keep_latest: bool) -> list[_Part]:
     """The shards in the order in which the last of equal rows counts; the images of rows are read where they are needed."""
     letters = [*_read(results, DEAD_LETTERS, COLUMNS)]
     by_image = keep_latest or not all(part.ranked.chooses.all() for part in letters)
-    detections = [*_read(results, DETECTIONS, COLUMNS if by_image else COLUMNS[:2])]
+    detections = [*_read(results, DETECTIONS, _IMAGES if by_image else COLUMNS[:2])]
     if not by_image:
         letters = [part._replace(ranked=Ranked.by_key(*part.ranked[1:3], False)) for part in letters]
     return sorted([*letters, *detections], key=lambda part: (part.level, posixpath.basename(part.shard.path)))
@@ -146,7 +148,13 @@ def _read(results: ResultsFolder, kind: str, columns: Sequence[str]) -> Iterator
         made_at = table["made_at"].cast(pa.int64()).to_numpy()
         of_table = Ranked.of(table, kind == DETECTIONS) if len(columns) > 2 else None
         ranked = of_table or Ranked.by_key(table["key"].to_numpy(), made_at, kind == DETECTIONS)
-        yield _Part(shard, raw_bytes, metadata.get(_LEVEL, b""), ranked, np.zeros(len(table), bool))
+        loose_keys = _loose_keys(table) if columns is _IMAGES else np.zeros(0, np.uint64)
+        yield _Part(shard, raw_bytes, metadata.get(_LEVEL, b""), ranked, np.zeros(len(table), bool), loose_keys)
+
+
+def _loose_keys(rows: pa.Table) -> np.ndarray:
+    named = (rows[name].to_pylist() for name in ("model", "version", "settings"))
+    return row_keys((uri, "", *each) for uri, *each in zip(exact_uris(rows), *named, strict=True))
 
 
 def _decided(results: ResultsFolder, parts: Sequence[_Part], keep_latest: bool, share: float) -> list[list[_Part]]:
@@ -182,12 +190,13 @@ def _mark_lost(parts: Sequence[_Part], keep_latest: bool) -> None:
     loose = [part for part in parts if not part.ranked.chooses.all()]
     if not (loose and detected):
         return
-    groups, made_at = (np.concatenate([part.ranked[column] for part in detected]) for column in (0, 2))
-    order = np.lexsort((made_at, groups))
-    groups, made_at = groups[order], made_at[order]
-    for part in loose:
-        newest = np.searchsorted(groups, part.ranked.groups, "right") - 1  # -1: the last one, of another group
-        is_answered = (groups[newest] == part.ranked.groups) & (made_at[newest] >= part.ranked.made_at)
+    keys = np.concatenate([part.loose_keys for part in detected])
+    made_at = np.concatenate([part.ranked.made_at for part in detected])
+    order = np.lexsort((made_at, keys))
+    keys, made_at = keys[order], made_at[order]
+    for part in loose if len(keys) else ():
+        newest = np.searchsorted(keys, part.ranked.keys, "right") - 1  # -1: the last one, of another key
+        is_answered = (keys[newest] == part.ranked.keys) & (made_at[newest] >= part.ranked.made_at)
         part.lost[:] |= is_answered & ~part.ranked.chooses
 
 

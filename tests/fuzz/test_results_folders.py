@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import UnreadableError
@@ -197,6 +197,12 @@ def killed_compaction(output, patch, steps):
         compact(output)
 
 
+LETTER, FOUND = ("a", "", "m", "2", "s", False), ("a", "1", "m", "1", "s", True)
+
+
+@example([([LETTER], [], "whole")], ["merged"], 1, 0)  # no detection at all
+@example([([LETTER, FOUND], [], "whole")], [], 1, 0)  # of another version, whose letter still counts for its own
+@example([([LETTER, (*FOUND[:3], "2", "t", True)], [], "whole")], [], 1, 0)  # of other settings
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(files, max_size=5), plants, st.integers(1, 12), st.integers(0, 9))
 def test_a_folder_has_the_rows_of_the_oracle_whatever_happened_to_it(described, planted, steps, place):
