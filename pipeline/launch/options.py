@@ -118,13 +118,10 @@ def _check_taken(runner: Runner, beam_flags: Sequence[str]) -> None:
     Raises:
       ConfigError: There is one.
     """
-    given = {flag.partition("=")[0] for flag in beam_flags if flag.startswith("--")}
     for options in {kind for other in RUNNERS for kind in other.takes}.difference(runner.takes):
-        parser = argparse.ArgumentParser(add_help=False)
-        options._add_argparse_args(parser)
-        if unused := given.intersection(parser._option_string_actions):
+        if unused := options([*beam_flags]).get_all_options(drop_default=True, current_only=True):
             able = " or ".join(other.name for other in RUNNERS if options in other.takes)
-            raise ConfigError(f"{min(unused)}: expected --runner {able}; {runner.name} does not use it")
+            raise ConfigError(f"--{min(unused)}: expected --runner {able}; {runner.name} does not use it")
 
 
 def _check_workers(config: Config, runner: Runner, options: PipelineOptions) -> None:
