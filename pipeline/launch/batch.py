@@ -24,6 +24,7 @@ from pipeline.launch.dry_run import Planned, first_images, model_lines, tried
 from pipeline.launch.finalize import JobReport, clean_up, names_of_files, stopped_by_signals, submitting
 from pipeline.launch.loading import detector_loading, is_elsewhere, load_detector, model_known, tried_here
 from pipeline.launch.options import CANARY_SECONDS, Job, checked_job
+from pipeline.launch.other_version import tell_of_other_version
 from pipeline.log_lines import bind_run_id, console, say
 from pipeline.monitoring.monitor import monitored
 from pipeline.read.done_rows import NEW, DoneRows
@@ -185,6 +186,8 @@ def _run_to_end(job: Job, run: Run, model: tuple[str, str]) -> int:
     source, sink = graph.source_of(config, done, workers), graph.sink_of(config, run, version, workers)
     check_output(config.output)  # again: the lock may have taken an hour
     check_reports(config.output)
+    if done and version.model and not config.retry_dead:
+        tell_of_other_version(config, done)
     # Where rows count as done, perhaps no image is new, and so the first new one loads the model.
     lazily = done is not None and (not job.in_process or done.total > 0)
     with run.opened(outlives=not job.in_process):
