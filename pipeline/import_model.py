@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from pipeline.detect.golden import GOLDEN
 from pipeline.detect.load_model import recognised
 from pipeline.detect.openvino_convert import HIDDEN
 from pipeline.detect.other_formats import what_it_is
-from pipeline.detect.versions import ONNX_MODEL, files_of, locate
+from pipeline.detect.versions import ONNX_MODEL, files_of, locate, resolve_versions
 from pipeline.detect.write_golden import NoObjectError, write_golden
 from pipeline.errors import CommandParser, InputError, ModelError, UserError, run_command
 from pipeline.log_lines import console
@@ -41,9 +42,10 @@ examples:
   detect-objects import --cfg yolov4.cfg --weights yolov4.weights --names coco.names --output models/yolov4/1
   detect-objects import yolov8n_saved_model --image photo.jpg --output models/yolov8n/1
 
-The last line says what the model is, and how many objects a job finds in the photo. A model is refused if the pipeline does not
-recognise it, or if it fails on the photo. The output directory is <model>/<integer version>. It must not exist yet, and appears
-whole or not at all. Non-maximum suppression of a Darknet model is greedy, by IoU and class, whatever nms_kind= its cfg has.
+The last lines say what the model is, how many objects a job finds in the photo, and which command uses it. A model is refused if
+the pipeline does not recognise it, or if it fails on the photo. The output directory is <model>/<integer version>. It must not
+exist yet, and appears whole or not at all. Non-maximum suppression of a Darknet model is greedy, by IoU and class, whatever
+nms_kind= its cfg has.
 Exit code: 0 done; 130 stopped; 2 refused, or the files or the arguments cannot be used (one line on stderr names the reason)."""
 
 _SCENE = os.path.join(digits.FOLDER, "samples", "scene_000.jpg")
@@ -80,7 +82,19 @@ def _import(args: argparse.Namespace) -> int:
             what = import_darknet(*files, input_hw=args.input_size, resize=args.resize, name=args.name)
         tried = _tried(version, args.image, args.file or args.cfg)
     print(f"{args.output}: {what}; {tried}")
+    print(_use(args.output.rstrip("/")))
     return 0
+
+
+def _use(output: str) -> str:
+    """The command that uses a new version, and which jobs do."""
+    folder, number = os.path.split(output)
+    command = "use it with python -m pipeline.run --model"
+    if not number.isdecimal():
+        return f"{command} {shlex.quote(output)}; jobs with another --model stay as they are"
+    newest = resolve_versions(folder or ".")[0].name
+    others = f"jobs with another --model-version stay as they are, and those without one use the newest, version {newest}"
+    return f"{command} {shlex.quote(folder or '.')} --model-version {number}; {others}"
 
 
 def _copy(args: argparse.Namespace, version: str) -> str:

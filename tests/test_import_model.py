@@ -1,6 +1,7 @@
 """`detect-objects import` says what a model is, and writes it with what the loader recognises, once it has run on a picture."""
 
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from PIL import Image
 
 from models.metadata import read_metadata
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect.load_model import load
+from pipeline.detect.load_model import load, name_and_version
 from pipeline.import_model import main
 from tests.detect.test_mixed_batches import save_yolov4
 from tests.tiny_models import bright_box, save_model
@@ -51,7 +52,9 @@ def test_a_saved_model_becomes_one_that_describes_itself(other_model, photo, tmp
     out = tmp_path / "lamps" / "1"
     assert main([other_model, "--names", f"{tmp_path}/m.names", "--image", photo, "--output", str(out)]) == 0
     what = "api, TF Object Detection API, input 32x64 (stretch), 1 class name, suppression by the model"
-    assert capfd.readouterr().out.splitlines()[-1] == f"{out}: {what}; 1 object in {photo}"
+    use = f"use it with python -m pipeline.run --model {tmp_path}/lamps --model-version 1"
+    others = "jobs with another --model-version stay as they are, and those without one use the newest, version"
+    assert capfd.readouterr().out.splitlines()[-2:] == [f"{out}: {what}; 1 object in {photo}", f"{use}; {others} 1"]
     metadata = read_metadata(str(out))
     assert metadata.class_names == ("lamp",) and metadata.class_id_offset == 1 and metadata.box_format == "yxyx"
     (row,) = (out / "assets.extra/golden/detections.jsonl").read_text(encoding="utf-8").splitlines()
@@ -59,6 +62,27 @@ def test_a_saved_model_becomes_one_that_describes_itself(other_model, photo, tmp
     assert found["class_name"] == "lamp" and found["box_xyxy"] == pytest.approx([16, 8, 48, 16])
     assert [path.name for path in (tmp_path / "lamps").iterdir()] == ["1"], "scratch files stay behind"
     assert "assets.extra/golden/detections.jsonl" in json.loads((out / "assets.extra/files.json").read_text())
+
+
+@pytest.mark.slow
+def test_the_last_line_has_the_command_that_uses_the_version_and_tells_which_jobs_do_not(
+    other_model, tmp_path, monkeypatch, capfd
+):
+    """An older number is not used by a job that names none; a folder without a number has no other version."""
+    monkeypatch.chdir(tmp_path)
+    others = "jobs with another --model-version stay as they are, and those without one use the newest, version"
+    lines = {
+        "m m/2": f"--model 'm m' --model-version 2; {others} 2",
+        "m m/1/": f"--model 'm m' --model-version 1; {others} 2",
+        "lamp": "--model lamp; jobs with another --model stay as they are",
+    }
+    for output, line in lines.items():
+        assert main([other_model, "--output", output]) == 0
+        assert capfd.readouterr().out.splitlines()[-1] == f"use it with python -m pipeline.run {line}"
+        flags = shlex.split(line.partition(";")[0])
+        named = ModelConfig(path=flags[1], model_version=flags[3] if flags[3:] else None)
+        assert name_and_version(named)[0] == "api"
+        assert not flags[3:] or name_and_version(named)[1] == flags[3]
 
 
 @pytest.mark.slow
