@@ -240,7 +240,9 @@ def test_only_pictures_of_this_command_are_replaced_and_not_the_photos(photo, ca
         pytest.param("rows.jsonl", ["--crops", "cut", "--class", "cta"], "class 'cta'; classes are cat", id="class"),
         pytest.param("rows.jsonl", ["--crops", "rows.jsonl/cut"], "expected a folder that can be written", id="below a file"),
         pytest.param("coco.json", ["--crops", "cut"], "COCO results need images.json", id="rows without names of images"),
-        pytest.param("duplicates.jsonl", ["--crops", "cut"], "2 rows, as of several models", id="several rows of an image"),
+        pytest.param(
+            "duplicates.jsonl", ["--crops", "cut"], "2 rows, each image may have one row", id="several rows of an image"
+        ),
         pytest.param("rows.jsonl", ["--crops", "cut", "--margin", "-1"], "--margin: invalid number from 0 on", id="below 0"),
         pytest.param("rows.jsonl", ["--crops", "cut", "--margin", "nan"], "--margin: invalid number from 0 on", id="nan"),
     ],

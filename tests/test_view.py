@@ -70,7 +70,7 @@ def test_images_of_an_archive_are_found_where_it_is_unpacked(photos):
 def test_two_rows_of_an_image_are_refused(photos, capsys):
     write_lines(photos / "rows.jsonl", [row("a.jpg"), row("a.jpg")])
     assert exported(photos)[0] == 2
-    assert "a.jpg has 2 rows, as of several models; choose one" in capsys.readouterr().err
+    assert "a.jpg has 2 rows, each image may have one row" in capsys.readouterr().err
 
 
 def test_without_fiftyone_one_line_names_the_extra(photos, monkeypatch, capsys):

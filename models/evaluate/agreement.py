@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from models.evaluate.detection_rows import ImageRow, RowsError, Source, read_rows
+from models.evaluate.detection_rows import ImageRow, RowsError, Source, one_of, read_rows
 from models.geometry import greedy_pairs, iou_matrix
 
 Match = Literal["name", "path"]
@@ -71,8 +71,8 @@ def _by_image(rows: list[ImageRow], match: Match) -> dict[str, ImageRow]:
         key = f"image_id {row.image_id}" if row.image_id is not None else row.name if match == "name" else row.uri
         if key in by_key:
             other = by_key[key].uri
-            hint = "; try --match path" if match == "name" and other != row.uri else "; each image may have one row"
-            raise RowsError(f"two rows for {key}: {other or key} and {row.uri or key}{hint}")
+            hint = "try --match path" if match == "name" and other != row.uri else one_of(by_key[key], row)
+            raise RowsError(f"two rows for {key}: {other or key} and {row.uri or key}; {hint}")
         by_key[key] = row
     return by_key
 

@@ -46,6 +46,7 @@ class ImageRow:
       scores: `(N,) float64`.
       class_names: N names; empty strings if only ids are known.
       class_ids: N class numbers from 0, or COCO category ids if the names are not known.
+      model: Name and version of the model; empty if unknown.
     """
 
     uri: str
@@ -56,6 +57,7 @@ class ImageRow:
     scores: npt.NDArray[np.float64]
     class_names: tuple[str, ...]
     class_ids: tuple[int, ...]
+    model: tuple[str, str] = ("", "")
 
     @property
     def name(self) -> str:
@@ -74,6 +76,16 @@ def unpacked(uri: str) -> str:
     """
     archive, member = archive_member(uri) or ("", None)
     return f"{archive}/{member}" if member else uri
+
+
+def one_of(first: ImageRow, second: ImageRow) -> str:
+    """How to get one of two rows of an image: for an error."""
+    (name, version), (other_name, other_version) = first.model, second.model
+    if name != other_name:
+        return f"of the models {name or 'without a name'} and {other_name or 'without a name'}; --model takes one of them"
+    if version != other_version:
+        return f"of the versions {version} and {other_version} of {name}; --model-version takes one of them"
+    return "each image may have one row: of several runs give one, without --all"
 
 
 def read_rows(source: Source) -> list[ImageRow]:
@@ -144,7 +156,7 @@ def _rows_of_shard(path: Path) -> Iterator[dict[str, Any]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns = ["uri", "uri_bytes", "width", "height", "detections"]
+    columns = ["uri", "uri_bytes", "width", "height", "detections", "model", "version"]
     try:
         with pq.ParquetFile(path) as file:
             for row in (row for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns) for row in batch.to_pylist()):
@@ -153,7 +165,8 @@ def _rows_of_shard(path: Path) -> Iterator[dict[str, Any]]:
                     one["box_xyxy"] = [round(value, 2) for value in one["box_xyxy"]]
                     one["confidence"] = round(one["confidence"], 5)
                 row["uri"] = row["uri"] if exact is None else exact.decode("utf-8", "surrogatepass")
-                yield {"image": row, "detections": row["detections"]}
+                model = {"name": row.get("model"), "version": row.get("version")}  # a shard of others may lack them
+                yield {"image": row, "model": model, "detections": row["detections"]}
     except (pa.ArrowException, OSError, KeyError) as err:
         raise RowsError(f"{path}: expected rows of detections as Parquet, got {type(err).__name__}: {err}") from err
 
@@ -165,7 +178,7 @@ def from_json(row: Mapping[str, Any], place: str) -> ImageRow:
       RowsError: It has another form.
     """
     try:
-        image, found = row["image"], row["detections"]
+        image, found, model = row["image"], row["detections"], row.get("model") or {}
         return ImageRow(
             uri=str(image["uri"]),
             image_id=None,
@@ -175,6 +188,7 @@ def from_json(row: Mapping[str, Any], place: str) -> ImageRow:
             scores=_finite([one["confidence"] for one in found]),
             class_names=tuple(str(one["class_name"]) for one in found),
             class_ids=tuple(int(one["class_id"]) for one in found),
+            model=(str(model.get("name") or ""), str(model.get("version") or "")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as err:
         wanted = '{"image": {"uri"}, "detections": [{"box_xyxy", "class_id", "class_name", "confidence"}]}'

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from models.evaluate.agreement import Match
-from models.evaluate.detection_rows import ImageRow, RowsError, unpacked
+from models.evaluate.detection_rows import ImageRow, RowsError, one_of, unpacked
 from models.evaluate.ground_truth import Labels
 from models.image_uris import video_frame
 
@@ -93,7 +93,7 @@ def _pair_images(rows: Sequence[ImageRow], labels: Labels, match: Match) -> tupl
             unlabelled.append(row)
         elif found in paired:
             has_folders = match == "name" and paired[found].uri != row.uri
-            hint = "try --match path" if has_folders else "each image may have one row: of several runs give one"
+            hint = "try --match path" if has_folders else one_of(paired[found], row)
             raise RowsError(f"two rows for one ground-truth image: {paired[found].uri} and {row.uri}; {hint}")
         else:
             paired[found] = row

@@ -6,8 +6,9 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 
-from models.evaluate.detection_rows import ImageRow, RowsError, unpacked
+from models.evaluate.detection_rows import ImageRow, RowsError, one_of, unpacked
 from models.image_uris import archive_member, video_frame
 from pipeline.config.sections import ReadConfig
 from pipeline.failures import ImageError
@@ -50,7 +51,8 @@ def refuse_duplicates(rows: Sequence[ImageRow]) -> None:
     """
     ((uri, times),) = Counter(row.uri for row in rows).most_common(1)
     if times > 1:
-        raise RowsError(f"{uri} has {times} rows, as of several models; choose one: --model NAME, without --all")
+        first, second = islice((row for row in rows if row.uri == uri), 2)
+        raise RowsError(f"{uri} has {times} rows, {one_of(first, second)}")
 
 
 def local_file(uri: str, folder: str) -> str:
