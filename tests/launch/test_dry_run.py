@@ -1,5 +1,7 @@
 """A dry run tries one image, so that a wrong description of a model shows before a million images are done with it."""
 
+import subprocess
+import sys
 import tracemalloc
 from collections import Counter
 
@@ -11,7 +13,7 @@ from pipeline import run
 from pipeline.launch.dry_run import Planned
 from pipeline.log_lines import say
 from pipeline.records import ImageRef
-from tests.conftest import write_bright_image
+from tests.conftest import REPO, write_bright_image
 from tests.forked_jobs import Moment
 from tests.tiny_models import bright_box, save_model
 
@@ -113,6 +115,20 @@ def test_a_dry_run_prints_what_it_would_do_also_where_a_name_is_no_unicode(argum
     assert f"tried    {folder}/caf\\udce9.png: 640x480, 1 object" in printed
     assert "input    1 image\n" in printed and "         of 2026-11-20\n" in printed
     assert "bright 3, 128x96 stretch" in printed and "nothing was written" in printed
+    assert not out.exists()
+
+
+def test_a_reader_that_has_enough_of_the_plan_is_no_error(arguments, out, tmp_path):
+    """As `| head -1`. The plan is longer than the pipe, so that the reader leaves while the command writes."""
+    folder = tmp_path.joinpath("in", *["n" * 200] * 5)
+    for n in range(6):
+        write_bright_image(folder / f"{n}.png", (64, 48), (10, 10, 30, 30))
+    command = [sys.executable, "-m", "pipeline.run", *map(str, arguments), "--dry-run", "--batch-sizes=1"]
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "bufsize": 0, "pipesize": 4096}
+    with subprocess.Popen(command, cwd=REPO, **piped) as process:
+        assert process.stdout.readline() == b"input    6 images\n"
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait()) == (b"", 0)
     assert not out.exists()
 
 

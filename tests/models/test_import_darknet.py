@@ -85,7 +85,7 @@ def test_weights_that_are_no_numbers_are_imported_with_a_warning(files, capsys):
     [
         ("small.weights", None, "No such file or directory: "),
         ("small.weights", b"", "small.weights: expected 13,300 bytes (20 of header and the cfg's 3,320 float32 values), got 0"),
-        ("small.cfg", b"[net]\xff", "small.cfg: 'utf-8' codec can't decode byte"),
+        ("small.cfg", b"[net]\xff", "small.cfg: expected text, got 0xff as byte 5\n"),
         ("small.cfg", CFG.encode() + b"[crnn]\n", "small.cfg: line 50: section [crnn] is not supported"),
         ("small.names", b"cat\ndog\n", "small.names: expected 3 names, one a line, for the cfg's classes=3, got 2"),
         ("small.names", b"cat\n\ndog\n", "small.names: line 2 is empty, expected a class name"),
@@ -100,6 +100,14 @@ def test_a_file_that_cannot_be_used_gives_one_line_and_writes_nothing(files, nam
     out, err = capsys.readouterr()
     assert out == "" and err.splitlines()[-1].startswith("error: ") and message in err and "Traceback" not in err
     assert sorted(files.rglob("*")) == before
+
+
+def test_a_cfg_and_weights_that_are_swapped_are_named_so(files, capsys):
+    write_weights(files / "small.weights", np.full(len(random_values(CFG)), -1.0))  # bytes that are no text
+    assert main(arguments(files, cfg=str(files / "small.weights"), weights=str(files / "small.cfg"))) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: nothing was imported: {files}/small.weights: expected text, got 0x") and err.count("\n") == 1
+    assert err.endswith("; are --cfg and --weights swapped?\n") and not (files / "models").exists()
 
 
 @pytest.mark.parametrize("size", ["0", "x", "32x", "32x32x32"])
