@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Collection, Iterator
 
 import msgspec
 
-from pipeline.results.layout import RUNS, SUMMARY
-from pipeline.storage.files import read_checked
+from pipeline.results.layout import RUNS, SUMMARY, read_summary_as
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.listing import files_in, location_of
 
@@ -48,6 +46,6 @@ def _models_of_runs(output: str) -> Iterator[_Model]:
     """The model of the newest run, then those of all runs, as far as their summaries have its class names."""
     runs = (file.path for file in files_in(location_of(f"{escape_glob(output)}/{RUNS}/*/{SUMMARY}")))
     for path in itertools.chain([f"{output}/{SUMMARY}"], runs):
-        summary = read_checked(path, functools.partial(msgspec.json.decode, type=_Summary))
+        summary = read_summary_as(_Summary, path)
         if summary and summary.model.class_names:
             yield summary.model

@@ -144,7 +144,16 @@ def _holds_results(folder: str) -> bool:
 
 def read_summary(output: str) -> dict[str, Any]:
     """What later runs need of the summary in a folder of results or reports; empty if there is none of this program."""
-    return read_checked(f"{output}/{SUMMARY}", lambda content: msgspec.convert(json.loads(content), _Summary)) or {}
+    found: dict[str, Any] | None = read_summary_as(_Summary, f"{output}/{SUMMARY}")
+    return found or {}
+
+
+def read_summary_as(kind: Any, path: str) -> Any:
+    """What the type `kind` has of a summary; None if there is none of this program.
+
+    A path in it may be no UTF-8; of the readers of JSON only `json` takes it.
+    """
+    return read_checked(path, lambda content: msgspec.convert(json.loads(content), kind))
 
 
 def check_reports(output: str) -> None:

@@ -163,7 +163,7 @@ def test_a_stream_whose_summary_cannot_be_written_is_one_line(tmp_path, pubsub_e
     with Webhook(200) as webhook, StreamingJob(pubsub_emulator, tmp_path, bright_model, "--notify", webhook.url, at=gone) as job:
         assert job.signal(signal.SIGTERM) == 1, job.output()
     *_, last = job.output().splitlines()
-    assert "Traceback" not in job.output() and re.match("error: the job failed: .*No space left", last)
+    assert "Traceback" not in job.output() and re.match("error: output .*: No space left on device; free some space", last)
     assert [f"error: {told['error']}" for told in webhook.got] == [last]
 
 
