@@ -54,11 +54,12 @@ class OpenVinoEngine:
 
         freeze_gc()
         try:
-            compiled = openvino.Core().compile_model(self._read(), "CPU", self._settings)
+            model = self._read()
+            self._names = [output.get_any_name() for output in model.outputs]  # compiled, an output may have more of them
+            compiled = openvino.Core().compile_model(model, "CPU", self._settings)
         except RuntimeError as err:
             raise ModelError(f"engine openvino: cannot compile the model: {_reason(err)}") from err
         self.batch_sizes: tuple[int, ...] = (compiled.inputs[0].shape[0],)
-        self._names = [output.get_any_name() for output in compiled.outputs]
         self._has_candidates = "best" in self._names or (self._metadata.nms == "pipeline" and "classes" not in self._names)
         self.concurrent_batches: int = compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
         free: queue.SimpleQueue[Any] = queue.SimpleQueue()
