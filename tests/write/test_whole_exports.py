@@ -39,7 +39,13 @@ BY_NUMBER = ("coco", "yolo", "tfrecord")
     ("version", "names", "flags", "said"),
     [
         pytest.param(VERSION._replace(model="other"), (*BY_NUMBER, "voc", "cvat"), [], "--model decides", id="two models"),
-        pytest.param(OTHER, BY_NUMBER, [], "'person' in version 8; --model-version decides", id="a class with two names"),
+        pytest.param(
+            OTHER,
+            BY_NUMBER,
+            [],
+            "in version 8; --model-version decides|in version 7; --model-version decides",
+            id="a class with two names",
+        ),
         pytest.param(PERSON, BY_NUMBER, [], "in others of version 7; --settings decides", id="of one version"),
         pytest.param(OTHER, (*BY_NUMBER, "voc", "cvat"), ["--all"], "an image may have several; leave it out", id="all rows"),
     ],
@@ -50,7 +56,7 @@ def test_what_cannot_stand_in_one_file_is_refused_in_a_line_that_names_the_flag(
     for name in names:
         assert export.main([out, "--format", name, *flags]) == 2
         err = capsys.readouterr().err
-        assert said in err and err.startswith(f"error: {name} ") and err.count("\n") == 1
+        assert any(each in err for each in said.split("|")) and err.startswith(f"error: {name} ") and err.count("\n") == 1
     for name in {"voc", "cvat", "csv", "jsonl", "label-studio"} - {*names}:
         assert export.main([out, "--format", name]) == 0
 
