@@ -22,7 +22,7 @@ from pipeline.config import DetectConfig, ModelConfig, load_config
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.detect_objects import DetectObjects, DetectorHandler, StartDetecting, detect_images
 from pipeline.detect.engine import ModelFailed, OutOfMemory
-from pipeline.detect.load_detector import load_detector, shared_detector
+from pipeline.detect.load_detector import DetectorSpec, load_detector, shared_detector
 from pipeline.detect.load_model import name_and_version
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.errors import ConfigError, DeviceFailedError, ModelError
@@ -125,7 +125,7 @@ def test_a_chunk_that_is_started_at_once_is_bounded_by_images_and_by_bytes(kilob
         return LoadedModel(METADATA, "1", Batcher(LargeBatches(), HW))
 
     content = b"x" * (kilobytes * 1000)
-    starting = StartDetecting(DetectorHandler(functools.partial(shared_detector, load, DetectConfig())))
+    starting = StartDetecting(DetectorHandler(functools.partial(shared_detector, DetectorSpec(load, DetectConfig()))))
     with beam.Pipeline() as pipeline:
         images = pipeline | beam.Create([sum(chunks)]) | beam.FlatMap(lambda n: [EncodedImage(ImageRef("a"), content)] * n)
         sizes = images | beam.ParDo(starting) | beam.Map(lambda chunk: len(chunk.images))
