@@ -134,9 +134,9 @@ def test_a_transform_checks_its_settings_like_a_file():
     from pipeline import DetectObjects
 
     transform = DetectObjects(ModelConfig("m", class_names=["a"]), classes=["a"], batch_sizes=[1, 2])
-    model, detect, *_ = transform._handler._load.args
-    assert detect == DetectConfig(classes=("a",), batch_sizes=(1, 2))
-    assert isinstance(hash((model, detect)), int)
+    (spec,) = transform._handler._load.args
+    assert spec.detect == DetectConfig(classes=("a",), batch_sizes=(1, 2))
+    assert isinstance(hash(spec), int)
     with pytest.raises(ConfigError, match="score_threshold"):
         DetectObjects("m", score_threshold=40)
 

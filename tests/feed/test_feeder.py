@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 from PIL import Image
 
+from pipeline.detect.process_memory import trim_memory
 from pipeline.errors import AwayError, ModelError
 from pipeline.failures import MAY_PASS
 from pipeline.feed.decode import decode_image
@@ -403,6 +404,7 @@ class TestMemory:
 
     def test_large_decodes_add_up_within_the_memory_that_there_is(self, large_image):
         """Images that do not fit in all processes at once are done one after another. One takes about 220 MB."""
+        trim_memory(collect_garbage=True)  # what earlier tests have left would go at any moment
         limits = LIMITS._replace(memory_bytes=resident_bytes() + 540_000_000)  # this process may take or free 300 MB meanwhile
         with stopped_amid_a_decode(large_image, limits, processes=4) as (feeder, decodes, first):
             before = feeders()

@@ -16,7 +16,7 @@ MOMENTS = {
     "before the lock": (f"{BATCH}:locked", 1, "before", 0),
     "with the lock": (f"{BATCH}:_run_to_end", 1, "before", 0),
     "while images are listed": (f"{READ}:_ListImages.process", 1, "before", 0),
-    "while the listing is joined": (f"{READ}:_DropDoubles.process", 2, "before", 0),
+    "when the first listed names go on": (f"{READ}:_OpenContainers.process", 1, "before", 0),
     "before the first shard is written": (f"{WRITE}:add_rows", 1, "before", 0),
     # of the calls one is of the run's file
     "when a shard is written and has no name yet": ("pipeline.storage.files:move_files", 4, "before", 2),
