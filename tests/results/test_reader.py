@@ -26,7 +26,7 @@ from pipeline.results.rows import FORMATS, Column, RowFormat
 from pipeline.results.shards import write_shard
 from pipeline.results.wanted import ALL, Wanted
 from tests.fixtures import RELEASE
-from tests.fuzz.test_results_folders import damaged
+from tests.results.test_results_folders import damaged
 from tests.shard_rows import OTHER, VERSION, detected, failed, rows_in, write_rows
 
 

@@ -26,7 +26,7 @@ from pipeline.results.reader import ResultsFolder, done_keys
 from pipeline.results.rows import FORMATS, dead_letters_table, detections_table
 from pipeline.results.shards import write_shard
 from pipeline.results.wanted import ALL, Wanted
-from tests.fuzz.rows_oracle import Row, by_key, current
+from tests.results.rows_oracle import Row, by_key, current
 from tests.shard_rows import detected as detected_image
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "2000")) if os.environ.get("FUZZ") == "1" else 50
@@ -200,6 +200,7 @@ def killed_compaction(output, patch, steps):
 LETTER, FOUND = ("a", "", "m", "2", "s", False), ("a", "1", "m", "1", "s", True)
 
 
+@pytest.mark.slow
 @example([([LETTER], [], "whole")], ["merged"], 1, 0)  # no detection at all
 @example([([LETTER, FOUND], [], "whole")], [], 1, 0)  # of another version, whose letter still counts for its own
 @example([([LETTER, (*FOUND[:3], "2", "t", True)], [], "whole")], [], 1, 0)  # of other settings
