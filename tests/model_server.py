@@ -54,7 +54,7 @@ class ModelServer:
     def start(self) -> None:
         """Listens, from the second time on at the same port."""
         options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 1)]
-        server = grpc.server(ThreadPoolExecutor(8), options=options)
+        server = grpc.server(ThreadPoolExecutor(16), options=options)
         self.add_to(server)
         self.port = self.port or free_ports(1)[0]  # the kernel gives it to nobody while this server is away
         place = f"localhost:{self.port}"

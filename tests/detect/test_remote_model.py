@@ -339,7 +339,7 @@ def test_a_job_that_waits_for_a_server_is_stopped_by_sigterm(tmp_path):
         ("grpc://localhost:1", {}, "expected grpc://host:port/name"),
         ("grpc://localhost:1/toy", {"engine": "tensorflow"}, "expected --engine triton or tf-serving for a model server"),
         ("digits", {}, "expected grpc://host:port/name as --model"),
-        ("grpc://localhost:1/toy", {"precision": "bfloat16"}, "which is the server's own setting"),
+        ("grpc://localhost:1/toy", {"precision": "bfloat16"}, "a server has a precision of its own"),
     ],
 )
 def test_settings_that_do_not_fit_are_one_line(path, settings, message):
