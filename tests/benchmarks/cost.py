@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from pipeline import run
-from pipeline.config import BUNDLED, DetectConfig, ModelConfig
+from pipeline.config import BUNDLED, ModelConfig
 from pipeline.records import DetectedImage, Detections, ImageRef, detection_row, row_bytes
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DETECTIONS
@@ -127,12 +127,12 @@ def shard_bytes() -> dict[str, float]:
 
 def of_samples() -> list[DetectedImage]:
     """The sample scenes as the bundled detector sees them."""
-    from pipeline.detect.load_detector import shared_detector
+    from pipeline.detect.load_detector import DetectorSpec, shared_detector
     from pipeline.records import EncodedImage
 
     refs = [ImageRef(f"gs://bucket/images/2026/11/21/{path.name}", "1795219200000000") for path in SAMPLES]
     images = [EncodedImage(ref, path.read_bytes()) for ref, path in zip(refs, SAMPLES, strict=True)]
-    found = shared_detector(ModelConfig(BUNDLED), DetectConfig(), 0).detect(images)
+    found = shared_detector(DetectorSpec(ModelConfig(BUNDLED))).detect(images)
     return [each for each in found if isinstance(each, DetectedImage)]
 
 

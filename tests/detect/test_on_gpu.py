@@ -18,6 +18,6 @@ def test_a_dry_run_takes_every_step(tmp_path):
     command = [sys.executable, "-m", "tests.benchmarks.on_gpu", "--dry-run", "--cfg", str(cfg)]
     printed = subprocess.run(command, cwd=REPO, stdout=subprocess.PIPE, text=True, check=True).stdout
     assert "failed" not in printed
-    assert printed.count("skipped") == 3  # two GPUs, and the engines of servers
+    assert printed.count("skipped") == 4  # two GPUs, TensorRT, and the engines of servers
     assert "| (1, 2) |" in printed
     assert "| YOLOv4 at 608 | tensorflow | cpu | bfloat16 |" in printed
