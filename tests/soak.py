@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from pipeline.results.reader import ResultsFolder
+from pipeline.results.reader import ResultsFolder, list_shards
 from pipeline.stats.progress import in_background
 from tests.benchmarks.images import BENCH
 from tests.bright_model import export_bright_model
@@ -178,6 +178,7 @@ class Soak:
 
     def _disturb(self, *, restart: bool) -> None:
         """What happens in an hour."""
+        self._until(lambda: bool(list_shards(self._archive)))  # a folder without results is a wrong command
         with ForkedJob(self._compact[1:], self._folder / "compact.log", module=self._compact[0]) as compaction:
             self._release()
             version = str(self._version)
