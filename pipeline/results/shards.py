@@ -39,8 +39,6 @@ class Shard(NamedTuple):
       kind: `detections` or `dead_letters`.
       size_bytes: Its size.
       run: The run that wrote it; `compact` for a merged one.
-      written_at: The time in its name, as `20261121T020000Z`: the start of its run, before which none of its rows was made; of
-        a merged one when it was written.
       generation: Its generation; empty if unknown.
     """
 
@@ -48,7 +46,6 @@ class Shard(NamedTuple):
     kind: str
     size_bytes: int
     run: str
-    written_at: str
     generation: str = ""
 
 
@@ -59,7 +56,7 @@ def shard_of_name(path: str, size_bytes: int = 0, generation: str = "") -> Shard
     '0a1b'
     """
     found = ROWS.fullmatch("/".join(path.rsplit("/", 2)[-2:]))
-    return Shard(path, found[1], size_bytes, found[3], found[2], generation) if found and found[4] == "parquet" else None
+    return Shard(path, found[1], size_bytes, found[3], generation) if found and found[4] == "parquet" else None
 
 
 def digest(keys: np.ndarray) -> bytes:
