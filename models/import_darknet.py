@@ -78,8 +78,8 @@ def import_darknet(
     export_detector(detector, metadata, output_dir, variables=detector.variables, predict_float16=in_float16)
     h, w = network.input_hw
     return (
-        f"{metadata.name}, Darknet, {len(network.layers)} layers, {network.value_count:,} values, {network.classes} classes, "
-        f"input {h}x{w} ({metadata.resize})"
+        f"{metadata.name}, Darknet, {len(network.layers)} layers, {network.value_count:,} values, {network.classes} class"
+        f"{'es' * (network.classes != 1)}, input {h}x{w} ({metadata.resize})"
     )
 
 

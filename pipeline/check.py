@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from pipeline.errors import DONE, FAILED, CommandParser, run_command
-from pipeline.log_lines import say
+from pipeline.log_lines import plural, say
 from pipeline.results.check import Checked, check
 from pipeline.results.layout import check_results, results_folder
 from pipeline.results.reader import undisturbed
@@ -47,12 +47,12 @@ def _check(flags: argparse.Namespace) -> int:
 
 
 def _lines(found: Checked) -> Iterator[str]:
-    yield f"{found.shards} files of rows are whole, with {found.rows} rows"
+    yield f"{plural(found.shards, 'whole file')} of rows, with {plural(found.rows, 'row')}"
     if not found.damaged:
         return
-    yield f"{len(found.damaged)} are damaged:"
+    yield f"{plural(len(found.damaged), 'damaged file')}:"
     yield from (f"  {path}: {why}" for path, why in sorted(found.damaged.items()))
-    yield f"{len(found.lost)} images have no other row{':' if found.lost else ''}"
+    yield f"{plural(len(found.lost), 'image')} without another row{':' if found.lost else ''}"
     yield from (f"  {uri}" for uri in found.lost[:_SHOWN])
     if len(found.lost) > _SHOWN:
         yield f"  and {len(found.lost) - _SHOWN} more"

@@ -104,7 +104,8 @@ def _evaluation_lines(result: Mapping[str, Any], measured: Measurement, threshol
         *lines,
         "",
         f"at confidence {threshold:.2f} and IoU 0.50: precision {precision}, recall {recall}",
-        f"{result['detections']} detections in {result['images']} ground-truth images; classes matched by {result['classes_by']}",
+        f"{plural(result['detections'], 'detection')} in {plural(result['images'], 'ground-truth image')}; "
+        f"classes matched by {result['classes_by']}",
     ]
 
 
@@ -118,7 +119,7 @@ def _notes_of(result: Mapping[str, Any], measured: Measurement, mistakes: Mistak
         notes.append(f"{plural(result['rows_without_ground_truth'], 'row')} without ground truth: ignored")
     if ignored := result["detections_ignored"]:
         named = ", ".join(f"{name} ({n})" for name, n in list(ignored.items())[:10])
-        notes.append(f"{sum(ignored.values())} detections of classes that are no category: ignored: {named}")
+        notes.append(f"{plural(sum(ignored.values()), 'detection')} of classes that are no category: ignored: {named}")
     if result["labels_left_out"]:
         notes.append(f"{result['labels_left_out']} further labels of boxes are left out: --multi-label counts them, too")
     if result["size_mismatches"]:
@@ -141,7 +142,7 @@ def _verdict_of(tested: Mapping[str, Any], images: int) -> str:
     sure = tested["low"] > 0 or tested["high"] < 0
     word = ("better" if tested["difference"] > 0 else "worse") if sure else "not shown to differ"
     interval = f"95 % interval {tested['low']:+.3f} to {tested['high']:+.3f}, p = {tested['p']:.3f}"
-    return f"{word}: AP {tested['difference']:+.3f} beside the reference ({interval}, {images} images)"
+    return f"{word}: AP {tested['difference']:+.3f} beside the reference ({interval}, {plural(images, 'image')})"
 
 
 def _figure(value: float | None) -> str:

@@ -21,6 +21,7 @@ from google.cloud import bigquery
 
 from pipeline.config.dates import days_flag
 from pipeline.errors import CommandParser, ConfigError, run_command
+from pipeline.log_lines import plural
 from pipeline.results.bigquery_loader import load
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, check_results, results_folder
 
@@ -43,7 +44,7 @@ def _load(flags: argparse.Namespace) -> int:
     except GoogleAuthError as err:
         text = " ".join(str(err).split())[:500]
         raise ConfigError(f"no credentials for BigQuery: {text}; run gcloud auth application-default login") from err
-    print(f"{done.rows} rows loaded; {done.refused} files refused")
+    print(f"{plural(done.rows, 'row')} loaded; {plural(done.refused, 'file')} refused")
     return 1 if done.refused else 0
 
 

@@ -35,13 +35,13 @@ def say(lines: Iterable[str]) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def plural(number: int, noun: str) -> str:
+def plural(number: int, noun: str, nouns: str = "") -> str:
     """A number with its noun.
 
-    >>> plural(1, "photo"), plural(0, "photo")
-    ('1 photo', '0 photos')
+    >>> plural(1, "photo"), plural(0, "photo"), plural(2, "class", "classes")
+    ('1 photo', '0 photos', '2 classes')
     """
-    return f"{number} {noun}{'s' * (number != 1)}"
+    return f"{number} {noun if number == 1 else nouns or f'{noun}s'}"
 
 
 def printable(line: str) -> str:

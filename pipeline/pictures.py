@@ -259,7 +259,7 @@ def _report(args: argparse.Namespace, counts: Counter[str], failures: Sequence[_
         f"{counts['annotate']} annotated in {args.annotate}": args.annotate,
         f"{plural(counts['crops'], 'crop')} in {args.crops}": args.crops,
         f"{len(failures)} could not be read ({reasons})": failures,
-        f"{counts['outside']} boxes outside of their image or without area": counts["outside"],
+        f"{plural(counts['outside'], 'box', 'boxes')} outside of the image or without area": counts["outside"],
         f"{counts['in_the_way']} not written, as files of other programs have their names": counts["in_the_way"],
     }
     say(["; ".join(part for part, is_shown in parts.items() if is_shown)])

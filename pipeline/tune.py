@@ -46,7 +46,7 @@ from pipeline.detect.load_model import engine_of
 from pipeline.detect.versions import is_remote, locate
 from pipeline.errors import DONE, FAILED, WRONG, CommandParser, InputError, ModelError, OutputError, run_command
 from pipeline.limits import available_cpus, machine, nvidia_gpus
-from pipeline.log_lines import console
+from pipeline.log_lines import console, plural
 from pipeline.read.list_images import check_inputs, list_images
 from pipeline.records import DetectedImage, ImageRef, detection_row
 from pipeline.storage.files import write_file
@@ -317,7 +317,7 @@ def race(
     with trial(configs, given, photos, _START_ANSWERS_S) as start:
         expected = start()
         if not any(row["detections"] for row in expected):
-            seen = f"{len(expected)} images that can be decoded, of {len(photos)} files"
+            seen = f"{plural(len(expected), 'image')} that can be decoded, of {plural(len(photos), 'file')}"
             raise InputError(f"input: no object in {seen}, so nothing shows what a candidate finds; give others")
         answers_s = max(_ANSWERS_S, _TIMES_START * (time.monotonic() - began))
 

@@ -25,7 +25,7 @@ from models.evaluate.detection_rows import ImageRow
 from models.evaluate.ground_truth import read_truth
 from models.evaluate.pairing import Pairing, pair
 from pipeline.errors import DONE, WRONG, CommandParser, InputError, run_command
-from pipeline.log_lines import console, say
+from pipeline.log_lines import console, plural, say
 from pipeline.read.again import local_file, refuse_duplicates
 from pipeline.results.current import read_rows
 from pipeline.results.wanted import add_row_flags, wanted_rows
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _view(args: argparse.Namespace) -> int:
     if args.export:
-        say([f"{_export(args, Path(args.export))} images in {args.export}"])
+        say([f"{plural(_export(args, Path(args.export)), 'image')} in {args.export}"])
     else:
         with contextlib.suppress(KeyboardInterrupt):  # this is how the page is closed
             _show(args)
@@ -69,7 +69,7 @@ def _export(args: argparse.Namespace, folder: Path) -> int:
     files = {row.uri: local_file(row.uri, args.images or "") for row in rows}
     refuse_duplicates(rows)
     lacking = [uri for uri, file in files.items() if not file]
-    text = f"{len(lacking)} of {len(files)} images are not on this disk, such as {next(iter(lacking), '')}"
+    text = f"{len(lacking)} of {plural(len(files), 'image')} not on this disk, such as {next(iter(lacking), '')}"
     if len(lacking) == len(files):
         raise InputError(f"{text}; copy them here and give their folder: --images FOLDER")
     if lacking:
@@ -131,7 +131,7 @@ def _show(args: argparse.Namespace) -> None:
         except (fiftyone.core.config.FiftyOneConfigError, ConnectionError) as err:
             raise InputError(_NO_MONGODB) from err
     session = fiftyone.launch_app(dataset, port=args.port, address="127.0.0.1")
-    print(f"FiftyOne shows {images} images at http://127.0.0.1:{args.port}; Ctrl-C ends it", flush=True)
+    print(f"FiftyOne shows {plural(images, 'image')} at http://127.0.0.1:{args.port}; Ctrl-C ends it", flush=True)
     session.wait(-1)
 
 

@@ -121,7 +121,7 @@ def test_a_crop_has_the_pixels_of_its_box_in_the_upright_image(photo, capsys, bo
     assert made(rows, "--crops", folder / "cut", "--annotate", folder / "drawn", "--margin", margin) == 0
     if region is None:
         assert files_of(folder / "cut") == [] and "0 crops" in (said := capsys.readouterr().out)
-        assert said.endswith("1 boxes outside of their image or without area\n")
+        assert said.endswith("1 box outside of the image or without area\n")
     else:
         x0, y0, x1, y1 = region
         assert_alike(pixels_of(folder / "cut/cat/a-1-0.90.jpg"), pixels[y0:y1, x0:x1])

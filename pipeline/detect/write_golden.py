@@ -24,6 +24,7 @@ from pipeline.config import DetectConfig, load_config
 from pipeline.detect.golden import GOLDEN, ROWS
 from pipeline.detect.load_detector import load_detector
 from pipeline.errors import CommandParser, InputError, run_command
+from pipeline.log_lines import plural
 from pipeline.read.list_images import check_inputs, list_images
 from pipeline.records import DeadLetter, DetectedImage, ImageRef, detection_row, row_bytes
 
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _write(args: argparse.Namespace) -> int:
     out = args.out or args.model
     found = write_golden(args.model, args.images, out, args.score_threshold, args.iou_threshold, config=args.config)
-    print(f"{os.path.join(out, GOLDEN)}: {len(found)} images with what {args.model} found in them")
+    print(f"{os.path.join(out, GOLDEN)}: {plural(len(found), 'image')} with what {args.model} found there")
     return 0
 
 
@@ -104,10 +105,12 @@ def _detected(model: str, images: Sequence[str], detect: dict[str, float], confi
     with contextlib.closing(load_detector(settings.model, settings.detect)) as detector:
         results = detector.detect(refs)
     if dead := [each for each in (*listed, *results) if isinstance(each, DeadLetter)]:
-        raise InputError(f"{len(dead)} images cannot be used, such as {dead[0].ref.uri}: {dead[0].message}")
+        raise InputError(f"{plural(len(dead), 'image')} cannot be used, such as {dead[0].ref.uri}: {dead[0].message}")
     found = [each for each in results if isinstance(each, DetectedImage)]
     if not any(len(each.detections) for each in found):
-        raise NoObjectError(f"{model} finds no object in {len(found)} images, which would show nothing; give images with objects")
+        raise NoObjectError(
+            f"{model} finds no object in {plural(len(found), 'image')}, which would show nothing; give images with objects"
+        )
     return found
 
 

@@ -25,7 +25,7 @@ from pipeline.launch.finalize import JobReport, clean_up, names_of_files, stoppe
 from pipeline.launch.loading import detector_loading, is_elsewhere, load_detector, model_known, tried_here
 from pipeline.launch.options import CANARY_SECONDS, Job, checked_job
 from pipeline.launch.other_version import tell_of_other_version
-from pipeline.log_lines import bind_run_id, console, say
+from pipeline.log_lines import bind_run_id, console, plural, say
 from pipeline.monitoring.monitor import monitored
 from pipeline.read.done_rows import NEW, DoneRows
 from pipeline.read.list_images import check_inputs, folders_in_manifests, folders_of, list_images
@@ -212,7 +212,7 @@ def _export(config: Config, model: tuple[str, str], stats: JobStats) -> None:
     wanted = Wanted(model=name, version=version, settings=RowVersion.of(config.as_dict()).settings)
     done = export(config.output, config.write.export, wanted)
     say(f"  {note}" for note in done.notes)
-    say([f"exported {done.rows} rows: {', '.join(done.files)}"])
+    say([f"exported {plural(done.rows, 'row')}: {', '.join(done.files)}"])
 
 
 def _run_graph(job: Job, run: Run, source: ReadImages, sink: WriteShards, *, lazily: bool) -> tuple[RunFacts, JobStats]:

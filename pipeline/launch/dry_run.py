@@ -23,7 +23,7 @@ from pipeline.read.dead_letter_replay import are_letters
 from pipeline.read.fetch import fetch
 from pipeline.read.names import is_container
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, identity_hash, mostly_outside
-from pipeline.stats.summary import left_out_line, n_images
+from pipeline.stats.summary import left_out_line
 
 _SHOWN = 5  # names, or objects
 _TRIED = 5  # images
@@ -75,10 +75,10 @@ class Planned:
     def lines(self, left_out: Counter[str]) -> Iterator[str]:
         """How many images a job would read, the first few, what manifests name wrongly, and the files that are no images."""
         done, bad = _different(self._done), _different(self._bad)
-        skipped = f", and {done} that are done" if done else ""
-        lines = f", and {bad} lines of manifests that name none" if bad else ""
+        skipped = f", and {done} that {'is' if done == 1 else 'are'} done" if done else ""
+        lines = f", and {plural(bad, 'line')} of manifests that {'names' if bad == 1 else 'name'} none" if bad else ""
         files = f"; skipped: {left_out_line(left_out)}" if left_out else ""
-        yield f"input    {n_images(_different(self._new))}{skipped}{lines}{files}"
+        yield f"input    {plural(_different(self._new), 'image')}{skipped}{lines}{files}"
         yield from shown(ref.uri for ref in self.first)
         yield from shown(self._messages)
         yield from (f"warning  {message}" for message in self._warnings)
@@ -105,7 +105,7 @@ def model_lines(detector: Detector | None, config: Config) -> Iterator[str]:
     model = detector.model
     height, width = model.metadata.input_hw
     size = "images at their own size" if model.metadata.resize == "none" else f"{width}x{height} {model.metadata.resize}"
-    yield f"model    {model.metadata.name} {model.version}, {size}, {len(model.metadata.class_names)} classes"
+    yield f"model    {model.metadata.name} {model.version}, {size}, {plural(len(model.metadata.class_names), 'class', 'classes')}"
     engine = model.engine_name or config.detect.engine
     yield f"batches  {', '.join(map(str, detector.batch_sizes))} at {config.detect.precision} on {engine}"
     yield from (f"note     {note}" for note in model.notes)

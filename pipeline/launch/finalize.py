@@ -26,7 +26,7 @@ from pipeline.results.run import Run, remove_abandoned
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import REPORT_SAMPLES, chosen
-from pipeline.stats.summary import RunFacts, left_out_line, n_images, summarise
+from pipeline.stats.summary import RunFacts, left_out_line, summarise
 from pipeline.storage.files import delete_files, write_file
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.store import is_transient_error
@@ -94,9 +94,10 @@ class JobReport:
         before = f" ({summary['done_before']} of them done before)" if summary["done_before"] else ""
         submission = f" and {summary['submission_seconds']:.1f} s of submission" if "submission_seconds" in summary else ""
         yield (
-            f"{n_images(images['read'])} read: {images['detected']} detected, {images['dead']} dead, {images['skipped']} skipped"
-            f"{before}; {plural(summary['detections'], 'object')}; {summary['images_per_second']:.1f} images/s in "
-            f"{summary['wall_seconds']:.1f} s after {summary['startup_seconds']:.1f} s of start-up{submission}"
+            f"{plural(images['read'], 'image')} read: {images['detected']} detected, {images['dead']} dead, "
+            f"{images['skipped']} skipped{before}; {plural(summary['detections'], 'object')}; "
+            f"{summary['images_per_second']:.1f} images/s in {summary['wall_seconds']:.1f} s "
+            f"after {summary['startup_seconds']:.1f} s of start-up{submission}"
         )
         if summary["done_before"] and images["read"] == images["skipped"]:
             yield f"nothing is new: each image has a row or a permanent dead letter of this model and these settings in {output}"
@@ -108,7 +109,7 @@ class JobReport:
         for warning in summary.get("warnings", ()):
             yield f"  warning: {warning}"
         if "recovered" in summary:
-            yield f"  recovered {summary['recovered']} of {n_images(images['read'] - images['skipped'], 'failed ')}"
+            yield f"  recovered {summary['recovered']} of {plural(images['read'] - images['skipped'], 'failed image')}"
             if "not_allowed" in summary["dead_by_reason"]:
                 yield "  not allowed are images outside of the folders that --input and --allow-uri-prefix name"
         if canary:
@@ -126,7 +127,7 @@ class JobReport:
                 before = f" ({failed - stats.failed} of them before)" if failed > stats.failed else ""
                 console.error(
                     "%s of %s failed%s, more than max_dead_share = %g%s; see %s/dead_letters",
-                    *(failed, n_images(of_images), before, self.max_dead_share, _commonest(stats), self.run.output),
+                    *(failed, plural(of_images, "image"), before, self.max_dead_share, _commonest(stats), self.run.output),
                 )
                 return DEAD
         return DONE

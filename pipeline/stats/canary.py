@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from pipeline.log_lines import plural
 from pipeline.records import DetectedImage
 
 _Version = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,100}$")]  # `int` refuses thousands of digits
@@ -102,7 +103,7 @@ class CanaryStats:
             "mean_ms": _ratio(1e3 * self.seconds, self.images - self.failed),
             "stable_mean_ms": _ratio(1e3 * self.stable_seconds, self.stable_images - self.stable_failed),
         }
-        of_share = f"none of the {self.stable_images} images that came was of its share"
+        of_share = f"none of {plural(self.stable_images, 'image')} that came was of its share"
         why_not = self.not_up or (of_share if self.stable_images else "no image came while it was loaded")
         return {
             **{name: getattr(self, name) for name in ("version", "stable", "images", "failed", "skipped")},
@@ -119,7 +120,8 @@ class CanaryStats:
         shift = "" if shown["score_shift"] is None else f", scores {shown['score_shift']:+.3f}"
         times = [f"{ms:.0f}" if ms is not None else "-" for ms in (shown["mean_ms"], shown["stable_mean_ms"])]
         rates = f"failed {shown['failure_rate']:.1%} (stable {shown['stable_failure_rate']:.1%})"
-        return f"canary {self.version}: {self.images} images{agreement}{shift}, {rates}, {times[0]} ms (stable {times[1]} ms)"
+        images = plural(self.images, "image")
+        return f"canary {self.version}: {images}{agreement}{shift}, {rates}, {times[0]} ms (stable {times[1]} ms)"
 
 
 def merge_canaries(figures: Iterable[CanaryStats]) -> CanaryStats | None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pipeline.log_lines import console, kept_open
+from pipeline.log_lines import console, kept_open, plural
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
 
@@ -44,10 +44,10 @@ def line(now: JobStats, before: JobStats, seconds: float) -> str:
     """What a job has done, and how fast since the statistics `before`, so many seconds ago."""
     done, total = now.detected + now.failed, now.read - now.skipped
     if PROCESS.waiting_for and not (done or now.batch_sizes):
-        text = f"{PROCESS.waiting_for}; {total} images found" if total else PROCESS.waiting_for
+        text = f"{PROCESS.waiting_for}; {plural(total, 'image')} found" if total else PROCESS.waiting_for
     else:
         rate = (done - before.detected - before.failed) / max(seconds, 1e-9)
-        counts = f"{done}{f' of {total}' if total else ''} images, {rate:.1f} images/s"
+        counts = f"{f'{done} of ' if total else ''}{plural(total or done, 'image')}, {rate:.1f} images/s"
         skipped = [f"{now.skipped} skipped"] if now.skipped else []
         text = ", ".join([counts, *_of_stream(now, before), f"{now.failed} failed", *skipped])
     return f"{text}; {now.canary.line()}" if now.canary else text

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pipeline.log_lines import plural
 from pipeline.stats.job_stats import BINS, OTHER_CLASSES, JobStats, summed
 
 _KINDS_SHOWN = 8
@@ -99,7 +100,7 @@ def doubts(stats: JobStats, config: Mapping[str, Any]) -> Iterator[str]:
     most = config["detect"]["max_detections"]
     full = stats.objects[most]
     if images >= _IMAGES_FULL and full >= _SHARE_FULL * images:
-        yield f"{full} of {images} images have {most} objects, the most allowed; see max_detections and score_threshold"
+        yield f"{full} of {images} images have {plural(most, 'object')}, the most allowed; see max_detections and score_threshold"
     if stats.outside and stats.outside >= _SHARE_OUTSIDE * total:
         where = "lie for the most part outside of their images; see model.box_format, model.box_units and model.resize"
         yield f"{stats.outside} of {total} boxes {where}"
@@ -107,24 +108,18 @@ def doubts(stats: JobStats, config: Mapping[str, Any]) -> Iterator[str]:
         yield f"none of {images} images has an object; see score_threshold, model.value_range and model.box_units"
 
 
-def n_images(number: int, kind: str = "") -> str:
-    """How many images of a kind, for a person.
-
-    >>> n_images(1), n_images(2, "failed ")
-    ('1 image', '2 failed images')
-    """
-    return f"{number} {kind}image{'s' * (number != 1)}"
-
-
 def left_out_line(kinds: Mapping[str, int]) -> str:
     """How many files of which kinds are no images, for a person.
 
     >>> left_out_line({".txt": 3, ".json": 1})
     '4 files that are no images (3 .txt, 1 .json)'
+    >>> left_out_line({".txt": 1})
+    '1 file that is no image (1 .txt)'
     """
     shown = [f"{files} {kind}" for kind, files in Counter(kinds).most_common(_KINDS_SHOWN)]
-    more = [f"{len(kinds) - _KINDS_SHOWN} more kinds"] if len(kinds) > _KINDS_SHOWN else []
-    return f"{sum(kinds.values())} files that are no images ({', '.join(shown + more)})"
+    more = [plural(len(kinds) - _KINDS_SHOWN, "more kind")] if len(kinds) > _KINDS_SHOWN else []
+    files = sum(kinds.values())
+    return f"{plural(files, 'file')} that {'is no image' if files == 1 else 'are no images'} ({', '.join(shown + more)})"
 
 
 def confidences_of(stats: JobStats) -> dict[str, Any]:

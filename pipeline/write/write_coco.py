@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 from models.image_uris import archive_member
 from pipeline.errors import InputError
+from pipeline.log_lines import plural
 from pipeline.records import row_bytes
 from pipeline.storage.files import read_file
 from pipeline.write.data_set import WHOLE_NAMES, DataSet, clip
@@ -90,9 +91,9 @@ def write_coco(
     classes = ", ".join(sorted(unknown)[:_SHOWN]) + ", …" * (len(unknown) > _SHOWN)
     duplicates = written.total() - len(written)
     notes = {
-        f"leaves out {left_out} images that {ground_truth} does not name": left_out,
-        f"leaves out {unknown.total()} objects of classes that {ground_truth} does not name: {classes}": unknown,
-        f"has {duplicates} images under the id of another one, since {ground_truth} tells them by file name alone": duplicates,
+        f"leaves out {plural(left_out, 'image')} that {ground_truth} does not name": left_out,
+        f"leaves out {plural(unknown.total(), 'object')} of classes that {ground_truth} does not name: {classes}": unknown,
+        f"has {plural(duplicates, 'image')} under the id of another, since {ground_truth} tells them by file name": duplicates,
     }
     return [f"coco/ {note}" for note, holds in notes.items() if holds]
 

@@ -136,8 +136,8 @@ def test_damage_in_boxes_fails_an_export_and_the_next_job_detects_again_after_a_
     assert len(done_keys(output, VERSION, DETECTIONS)) == 5
     assert check.main([output]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "3 files of rows are whole, with 3 rows" and lines[1] == "1 are damaged:"
-    assert lines[3:5] == ["1 images have no other row:", "  d"]
+    assert lines[0] == "3 whole files of rows, with 3 rows" and lines[1] == "1 damaged file:"
+    assert lines[3:5] == ["1 image without another row:", "  d"]
     assert len(done_keys(output, VERSION, DETECTIONS)) == 3, "a and d are to be detected again"
     assert rows.main([output]) == 1
     assert len(capsys.readouterr().out.splitlines()) == 3

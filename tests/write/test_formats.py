@@ -265,7 +265,7 @@ def test_coco_ids_are_those_of_the_ground_truth_with_which_pycocotools_loads_the
     assert [note.replace(f"{tmp_path}/", "") for note in notes] == [
         "coco/ leaves out 1 images that truth.json does not name",
         "coco/ leaves out 1 objects of classes that truth.json does not name: dog, big",
-        "coco/ has 2 images under the id of another one, since truth.json tells them by file name alone",
+        "coco/ has 2 images under the id of another, since truth.json tells them by file name",
     ]
 
 
