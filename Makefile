@@ -26,14 +26,18 @@ $(READY): requirements.lock setup.py
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
-demo: $(READY) ## Run the main job on the sample images with the bundled detector
-	$(BIN)/python -m pipeline.run --config configs/batch_local_direct.yaml --input 'models/digits/samples/*.jpg' --output out/demo \
+# Demos run in the environment that is active, if the program is installed there
+ACTIVE := $(wildcard $(VIRTUAL_ENV)/bin/detect-objects)
+DEMO := $(if $(ACTIVE),$(VIRTUAL_ENV)/bin,$(BIN))/python
+
+demo: $(if $(ACTIVE),,$(READY)) ## Run the main job on the sample images with the bundled detector
+	$(DEMO) -m pipeline.run --config configs/batch_local_direct.yaml --input 'models/digits/samples/*.jpg' --output out/demo \
 	    --model digits --score-threshold 0.5 --samples 4
 	@echo
 	@echo "Open out/demo/report.html in a browser; the rows are in out/demo/detections/, annotated images in out/demo/samples/."
 
-demo-streaming: $(READY) ## Run the streaming job on the Pub/Sub emulator for half a minute
-	$(BIN)/python -m tests.demo_streaming
+demo-streaming: $(if $(ACTIVE),,$(READY)) ## Run the streaming job on the Pub/Sub emulator for half a minute
+	$(DEMO) -m tests.demo_streaming
 
 demo-flink: $(READY) flink ## Run the batch and the streaming job on a Flink cluster of this machine
 	$(BIN)/python -m tests.flink.demo

@@ -15,7 +15,7 @@ from hypothesis import settings
 
 from pipeline.stats.process import PROCESS
 from tests.bright_model import export_bright_model
-from tests.emulators import (  # noqa: F401  fixtures
+from tests.emulator_fixtures import (  # noqa: F401  fixtures
     _azure_process,
     _gcs_process,
     _pubsub_process,

@@ -1,7 +1,7 @@
 """Emulators of Pub/Sub and of three object stores, for tests, demos and benchmarks.
 
-Each runs on a free port, in a process group of its own that is ended by its own id, also when a test fails or is killed. Where
-one is not installed the tests that need it skip and say how to get it; with `CI_REQUIRE_EMULATORS=1` they fail instead.
+Each runs on a free port, in a process group of its own that is ended by its own id, also when a test fails or is killed. Demos
+run where the packages of tests are not installed; `tests/emulator_fixtures.py` has the fixtures.
 """
 
 from __future__ import annotations
@@ -23,11 +23,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from pipeline.detect import load_detector
 from pipeline.launch.prism import WITH_PARENT, end_process
-from pipeline.storage import azure, s3
 from tests.processes import served, wait_until
 
 _STARTS = 3  # of a server whose port somebody else has taken meanwhile
@@ -49,11 +45,11 @@ class PubSubEmulator:
 
     def publisher(self) -> Any:
         """A publisher client that talks to this emulator, whatever the environment says."""
+        import grpc
         from google.cloud import pubsub_v1
+        from google.pubsub_v1.services.publisher.transports import PublisherGrpcTransport
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PUBSUB_EMULATOR_HOST", self.host)
-            return pubsub_v1.PublisherClient()
+        return pubsub_v1.PublisherClient(transport=PublisherGrpcTransport(channel=grpc.insecure_channel(self.host)))
 
     def subscriber(self) -> Any:
         """A subscriber client that takes messages of any size."""
@@ -66,7 +62,7 @@ class PubSubEmulator:
 
     def create(self, *, ack_deadline_seconds: int = 10) -> tuple[str, str]:
         """Makes a new topic with one subscription; returns both full names."""
-        name = _new_name()
+        name = new_name()
         topic, subscription = (f"projects/{self.project}/{kind}/{name}" for kind in ("topics", "subscriptions"))
         self.publisher().create_topic(name=topic)
         self.subscriber().create_subscription(name=subscription, topic=topic, ack_deadline_seconds=ack_deadline_seconds)
@@ -137,12 +133,11 @@ def running_azurite() -> Iterator[str]:
     server = shutil.which("azurite-blob", path=f"{_TOOLS}/azurite/node_modules/.bin{os.pathsep}{os.environ.get('PATH', '')}")
     if server is None or importlib.util.find_spec("azure.storage.blob") is None:
         raise EmulatorMissing("no Azurite, the emulator of Azure Blob Storage; get it with `make .tools/azurite`, where npm is")
-    command = [server, "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry", "--blobPort"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AZURITE_ACCOUNTS", f"testing:{_AZURITE_KEY}")
-        with running_server(lambda port: [*command, str(port)]) as port:
-            place = f"BlobEndpoint=http://127.0.0.1:{port}/testing"
-            yield f"DefaultEndpointsProtocol=http;AccountName=testing;AccountKey={_AZURITE_KEY};{place};"
+    command = ["env", f"AZURITE_ACCOUNTS=testing:{_AZURITE_KEY}", server]
+    command += ["--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry", "--blobPort"]
+    with running_server(lambda port: [*command, str(port)]) as port:
+        place = f"BlobEndpoint=http://127.0.0.1:{port}/testing"
+        yield f"DefaultEndpointsProtocol=http;AccountName=testing;AccountKey={_AZURITE_KEY};{place};"
 
 
 @contextlib.contextmanager
@@ -176,97 +171,9 @@ def answering(answer: Callable[[str, str, bytes, Any], tuple[int, Any]]) -> Iter
         yield port
 
 
-def _process(emulator: Callable[[], contextlib.AbstractContextManager[Any]], *, in_ci: bool) -> Any:
-    """A fixture of a session, an emulator; `in_ci`: CI installs it, so that tests fail there where it is missing."""
-
-    @pytest.fixture(scope="session")
-    def process() -> Iterator[Any]:
-        with contextlib.ExitStack() as stack:
-            try:
-                started = stack.enter_context(emulator())
-            except EmulatorMissing as err:
-                (pytest.fail if in_ci and os.environ.get("CI_REQUIRE_EMULATORS") == "1" else pytest.skip)(str(err))
-            yield started
-
-    return process
-
-
-_pubsub_process = _process(running_pubsub_emulator, in_ci=True)
-_gcs_process = _process(running_gcs_emulator, in_ci=True)
-_strict_gcs_process = _process(running_strict_gcs_emulator, in_ci=False)
-_s3_process = _process(running_s3_server, in_ci=True)
-_azure_process = _process(running_azurite, in_ci=False)
-
-
-@pytest.fixture
-def pubsub_emulator(_pubsub_process: PubSubEmulator, monkeypatch: pytest.MonkeyPatch) -> PubSubEmulator:
-    """The Pub/Sub emulator, named in the environment for the length of one test."""
-    monkeypatch.setenv("PUBSUB_EMULATOR_HOST", _pubsub_process.host)
-    return _pubsub_process
-
-
-@pytest.fixture
-def gcs_bucket(_gcs_process: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A new empty `google.cloud.storage.Bucket` on the emulator, which the environment names for the length of one test."""
-    return new_bucket(_gcs_process, monkeypatch)
-
-
-@pytest.fixture
-def strict_gcs_bucket(_strict_gcs_process: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The same on the emulator that honours preconditions."""
-    return new_bucket(_strict_gcs_process, monkeypatch)
-
-
-def new_bucket(url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A new empty bucket on the emulator at a URL, which the environment names from now on."""
-    from apache_beam.internal.gcp import auth
-    from google.auth.credentials import AnonymousCredentials
-    from google.cloud import storage
-
-    forget_detectors()
-    # else Beam looks for credentials for 25 s before it connects without; it has no option for that outside Dataflow
-    monkeypatch.setattr(auth._Credentials, "_credentials_init", True)
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
-    monkeypatch.setenv("NO_GCE_CHECK", "true")  # else the clients look for a metadata server, for seconds
-    client = storage.Client(project="test-project", credentials=AnonymousCredentials())
-    return client.create_bucket(_new_name())
-
-
-@pytest.fixture
-def s3_bucket(_s3_process: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A new empty bucket, as boto3 has it, on the server, which the environment names for the length of one test."""
-    import boto3
-
-    forget_detectors()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", _s3_process)
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    s3._client_of.cache_clear()
-    yield boto3.resource("s3").create_bucket(Bucket=_new_name())
-    s3._client_of.cache_clear()
-
-
-@pytest.fixture
-def azure_container(_azure_process: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A new empty container on Azurite, which the environment names for the length of one test."""
-    from azure.storage.blob import BlobServiceClient
-
-    forget_detectors()
-    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", _azure_process)
-    azure._client_of.cache_clear()
-    yield BlobServiceClient.from_connection_string(_azure_process).create_container(_new_name())
-    azure._client_of.cache_clear()
-
-
-def _new_name() -> str:
+def new_name() -> str:
+    """A name that no topic or bucket has."""
     return f"t-{uuid.uuid4().hex[:12]}"
-
-
-def forget_detectors() -> None:
-    """Closes the detectors that earlier tests share: the environment of their feeder processes names another emulator."""
-    while load_detector._detectors:
-        load_detector._detectors.popitem()[1].close()
 
 
 @contextlib.contextmanager

@@ -7,12 +7,16 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.stager import Stager
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
+from pipeline.software import PROJECT
 from tests.conftest import REPO, write_bright_image
 from tests.mutants import copy_project, files_of_project
 
@@ -132,6 +136,34 @@ def test_the_module_says_in_a_line_what_is_in_its_way_among_packages_of_the_same
     why = f"error: Python takes {clone}/models for this program's package 'models'; use detect-objects instead"
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(why) and done.stderr.count("\n") == 1
+
+
+def test_demos_run_in_the_environment_that_is_active_if_the_program_is_installed_there(installed, tmp_path):
+    """Else they make one, which takes minutes and gigabytes."""
+
+    def planned(environment: Path) -> str:
+        make = ["make", "--dry-run", "--always-make", "demo-streaming", f"VIRTUAL_ENV={environment}", "VENV=absent"]
+        return subprocess.run(make, cwd=REPO, capture_output=True, text=True, check=True).stdout
+
+    assert planned(installed) == f"{installed}/bin/python -m tests.demo_streaming\n"
+    assert "-m venv absent" in (without := planned(tmp_path)) and without.endswith("absent/bin/python -m tests.demo_streaming\n")
+
+
+def test_the_streaming_demo_needs_no_package_of_the_tests():
+    of_tests = {
+        canonicalize_name(each.name) for each in map(Requirement, requires(PROJECT) or ()) if each.marker and of_dev(each)
+    }
+    named = packages_distributions().items()
+    blocked = [name for name, found in named if {canonicalize_name(each) for each in found} <= of_tests]
+    assert "pytest" in blocked and "numpy" not in blocked
+    code = f"import sys; sys.modules.update(dict.fromkeys({blocked})); import tests.demo_streaming"
+    subprocess.run([sys.executable, "-c", code], cwd=REPO, check=True)
+
+
+def of_dev(needed: Requirement) -> bool:
+    """Whether only the extra `dev` brings a package."""
+    assert needed.marker
+    return needed.marker.evaluate({"extra": "dev"}) and not needed.marker.evaluate({"extra": ""})
 
 
 def test_make_clean_deletes_nothing_that_a_user_may_have_made():

@@ -33,7 +33,7 @@ from pipeline.results.run import Run
 from pipeline.results.shards import add_rows, parquet_bytes
 from pipeline.stream.outgoing import detection_message
 from tests.conftest import REPO
-from tests.emulators import new_bucket
+from tests.emulator_fixtures import new_bucket
 
 SAMPLES = sorted((REPO / "models" / "digits" / "samples").glob("*.jpg"))
 # https://cloud.google.com/storage/pricing#operations-by-class; what an upload sends in parts is one operation, deleting is free

@@ -48,7 +48,8 @@ from pipeline.results.completion import RowVersion
 from pipeline.results.run import Run
 from pipeline.write.write_shards import Results, WriteShards
 from tests.benchmarks.results import table
-from tests.emulators import new_bucket, running_gcs_emulator
+from tests.emulator_fixtures import new_bucket
+from tests.emulators import running_gcs_emulator
 
 HW = (416, 416)
 OBJECTS = 10

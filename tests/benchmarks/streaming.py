@@ -35,7 +35,8 @@ from tests.benchmarks.contenders import CONFIG, ours
 from tests.benchmarks.images import BENCH, SMALL, link_images, make_images
 from tests.benchmarks.model import make_model
 from tests.bright_model import export_bright_model
-from tests.emulators import PubSubEmulator, new_bucket, running_pubsub_emulator, running_strict_gcs_emulator
+from tests.emulator_fixtures import new_bucket
+from tests.emulators import PubSubEmulator, running_pubsub_emulator, running_strict_gcs_emulator
 from tests.processes import wait_until
 from tests.streaming_job import CuttableProxy, StreamingJob
 

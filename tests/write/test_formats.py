@@ -263,8 +263,8 @@ def test_coco_ids_are_those_of_the_ground_truth_with_which_pycocotools_loads_the
     assert [image["id"] for image in images["images"]] == [70, 80, 70, 70]
     assert len(COCO(f"{tmp_path}/truth.json").loadRes(f"{tmp_path}/results.json").anns) == 2
     assert [note.replace(f"{tmp_path}/", "") for note in notes] == [
-        "coco/ leaves out 1 images that truth.json does not name",
-        "coco/ leaves out 1 objects of classes that truth.json does not name: dog, big",
+        "coco/ leaves out 1 image that truth.json does not name",
+        "coco/ leaves out 1 object of classes that truth.json does not name: dog, big",
         "coco/ has 2 images under the id of another, since truth.json tells them by file name",
     ]
 
