@@ -1,8 +1,16 @@
 """Packaging: what the pipeline needs to run, and with `dev` what its tests, checks and benchmarks need."""
 
+import os
 from pathlib import Path
 
 from setuptools import find_packages, setup
+
+OF_TENSORFLOW = [
+    "tensorflow>=2.20,<2.22",
+    "tfx-bsl>=1.21,<1.22",
+    "keras>=3.11.3,<4",  # earlier ones ignore safe mode for .h5 files (CVE-2025-9905)
+]
+WITHOUT_TENSORFLOW = os.environ.get("WITHOUT_TENSORFLOW") == "1"  # for jobs with ONNX files alone; see docs/operations.md
 
 setup(
     name="hybrid-detection-pipeline",
@@ -30,12 +38,10 @@ setup(
     install_requires=[
         "apache-beam[gcp]>=2.77,<2.80; python_version >= '3.11'",
         "apache-beam[gcp]>=2.70,<2.80; python_version < '3.11'",  # newer ones and tfx-bsl want different protobufs there
-        "tensorflow>=2.20,<2.22",
-        "tfx-bsl>=1.21,<1.22",
+        *([] if WITHOUT_TENSORFLOW else OF_TENSORFLOW),
         "msgspec>=0.19,<1",
         "numpy>=1.26,<3",
         "cachetools>=5,<7",
-        "keras>=3.11.3,<4",  # earlier ones ignore safe mode for .h5 files (CVE-2025-9905)
         "google-cloud-bigquery>=3.27,<4",
         "google-cloud-storage>=2.18,<4",
         "google-cloud-pubsub>=2.30,<3",
@@ -52,6 +58,7 @@ setup(
         "urllib3>=2.2,<3",
     ],
     extras_require={
+        "tensorflow": OF_TENSORFLOW,  # part of each installation but of one without TensorFlow
         "openvino": ["openvino>=2026.4.1,<2027", "onnx>=1.17,<2"],  # another engine for CPUs (--engine openvino)
         # ONNX files (--engine onnxruntime); on a GPU onnxruntime-gpu instead; onnxconverter-common makes float16 of a file
         "onnxruntime": ["onnxruntime>=1.23,<2", "onnx>=1.17,<2", "onnxconverter-common>=1.15,<2"],

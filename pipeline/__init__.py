@@ -15,7 +15,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Else each client of Cloud Storage asks for facts of its bucket for traces, in a thread and on a connection of their own.
 os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
 
-_NEEDED = ("yaml", "pydantic", "numpy", "cv2", "apache_beam", "tensorflow", "tfx_bsl")
+_NEEDED = ("yaml", "pydantic", "numpy", "cv2", "apache_beam")
 
 
 def _startup_problem() -> str:

@@ -23,6 +23,7 @@ from packaging.requirements import Requirement
 from pipeline.config.engines import ENGINES, engine_lines
 from pipeline.errors import CommandParser
 from pipeline.limits import available_cpus, memory_limit_bytes, nvidia_gpus
+from pipeline.log_lines import plural
 from pipeline.software import OF_DOCKERFILE, PROJECT, here
 
 _SHOWN = ("apache-beam", "tensorflow", "tfx-bsl", "numpy", "opencv-python-headless")
@@ -149,6 +150,8 @@ def _machine() -> Iterator[Finding]:
 def _devices(full: bool) -> Finding:
     """TensorFlow's devices; it is imported only where there is a GPU, or on request."""
     gpus = nvidia_gpus()
+    if not ENGINES["tensorflow"].installed:
+        return "devices", f"{plural(gpus, 'NVIDIA GPU')}; TensorFlow is not installed, so only ONNX files run", False
     if not (gpus or full):
         return "devices", "CPU; no NVIDIA GPU here, so TensorFlow was not imported (--full imports it)", False
     print("importing TensorFlow and Beam to list the devices …", file=sys.stderr, flush=True)

@@ -24,6 +24,7 @@ from pipeline.log_lines import console, log_lines
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 DONE, FAILED, WRONG, BUSY, DEAD, DEVICE, STOPPED = 0, 1, 2, 3, 4, 5, int(128 + signal.SIGINT)
 _AGAIN_SECONDS = 0.01
+_OF_TENSORFLOW = ("tensorflow", "tfx_bsl", "keras")  # and tensorflow_serving: an installation may be without
 _FULL_TEXTS = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
 
@@ -205,6 +206,8 @@ def run_command(
         code, line = failed_code, f"{failed}: {' '.join(str(err).split())[:500]}"
         if is_full(err):
             code, line = FullError.exit_code, f"{failed}: {FullError.of(err, folder)}"
+        elif isinstance(err, ModuleNotFoundError) and (err.name or "").startswith(_OF_TENSORFLOW):
+            code, line = WRONG, f"{failed}: it takes TensorFlow: pip install 'hybrid-detection-pipeline[tensorflow]'"
     console.disabled = False  # the configuration of a library's log may have disabled it
     if is_stopped or code == STOPPED:  # modules in C replace a KeyboardInterrupt by errors of their own, as pandas at its import
         console.info(stopped)

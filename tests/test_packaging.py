@@ -1,12 +1,14 @@
 """The wheel and the sdist, as a user or a worker installs them: complete, and usable from any folder."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import venv
 import zipfile
+from email.parser import Parser
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from packaging.utils import canonicalize_name
 
 from pipeline.software import PROJECT
 from tests.conftest import REPO, write_bright_image
+from tests.dist import base_images, build_image, build_wheel
 from tests.mutants import copy_project, files_of_project
 
 IN_THE_WHEEL = {"pipeline": "pipeline", "models": "models", "configs": "pipeline/configs"}
@@ -34,13 +37,6 @@ def checkout(tmp_path_factory) -> Path:
 def elsewhere() -> dict[str, str]:
     """The environment of a process that nothing leads to this repository."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-
-
-def build_wheel(source: Path, folder: Path) -> Path:
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, source], check=True)
-    (wheel,) = folder.glob("*.whl")
-    return wheel
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +82,34 @@ def test_the_sdist_that_beam_stages_gives_the_same_wheel(checkout, wheel, tmp_pa
     with zipfile.ZipFile(build_wheel(source, tmp_path / "wheel")) as from_sdist, zipfile.ZipFile(wheel) as from_checkout:
         assert sorted(from_sdist.namelist()) == sorted(from_checkout.namelist())
     assert (source / "requirements.lock").is_file()
+
+
+def test_an_image_that_cannot_be_built_here_is_one_line(checkout, tmp_path, monkeypatch, capsys):
+    """Without a program that builds one, and without its bases."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert build_image(checkout)
+    (tmp_path / "docker").write_text('#!/bin/sh\necho one >&2\necho "no network: $3" >&2\nexit 1\n')
+    (tmp_path / "docker").chmod(0o755)
+    assert build_image(checkout)
+    left_out = "left out: the image of deploy/Dockerfile: "
+    assert capsys.readouterr().out.splitlines() == [
+        f"{left_out}neither docker nor podman is installed",
+        f"{left_out}its base {base_images()[0]} cannot be had: no network: {base_images()[0]}",
+    ]
+    assert [re.fullmatch(r"[a-z/._0-9]+:[\w.-]+", base) is None for base in base_images()] == [False, False]
+
+
+def test_an_installation_without_tensorflow_needs_none_and_offers_it_as_an_extra(checkout, wheel, tmp_path):
+    """It lacks nothing else."""
+
+    def needed(built: Path) -> set[str]:
+        with zipfile.ZipFile(built) as file:
+            (metadata,) = [name for name in file.namelist() if name.endswith("/METADATA")]
+            return {*(Parser().parsestr(file.read(metadata).decode()).get_all("Requires-Dist") or ())}
+
+    without, of_all = needed(build_wheel(checkout, tmp_path, WITHOUT_TENSORFLOW="1")), needed(wheel)
+    assert {Requirement(each).name for each in of_all - without} == {"tensorflow", "tfx-bsl", "keras"}
+    assert {f'{each}; extra == "tensorflow"' for each in of_all - without} <= without
 
 
 @pytest.mark.parametrize("config", ["configs/batch_gcs_direct.yaml", "batch_gcs_direct"])
@@ -170,4 +194,4 @@ def test_make_clean_deletes_nothing_that_a_user_may_have_made():
     """README's first commands write to out/."""
     done = subprocess.run(["make", "--dry-run", "clean"], cwd=REPO, capture_output=True, text=True, check=True)
     (command,) = [line.split() for line in done.stdout.splitlines() if line.startswith("rm ")]
-    assert set(command[2:]) == {".venv", ".tools", ".site", ".bench", "out/demo", "out/demo_streaming", "out/demo_flink"}
+    assert set(command[2:]) == {".venv", ".tools", ".site", ".bench", "dist", "out/demo", "out/demo_streaming", "out/demo_flink"}

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 AUTO = "auto"
 SAVED_MODEL, ONNX, SERVER = "SavedModel", "ONNX file", "model on a server"
+_BY_DEFAULT = "tensorflow"  # the extra that is part of an installation, unless it was made without
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +20,7 @@ class EngineKind:
       files: Kinds of models.
       precisions: By device, `cpu` or `gpu`; a server chooses both itself, and has float32 under an empty name.
       package: The package that it needs.
-      extra: The extra of this project that installs it; empty where it always is.
+      extra: The extra of this project that installs it.
       on_gpu: What to install for a GPU instead; empty for nothing.
       batches: Whether it gains from several images a call.
     """
@@ -28,7 +29,7 @@ class EngineKind:
     files: tuple[str, ...]
     precisions: Mapping[str, tuple[str, ...]]
     package: str
-    extra: str = ""
+    extra: str
     on_gpu: str = ""
     batches: bool = True
 
@@ -57,6 +58,7 @@ ENGINES = {  # in the order in which `auto` and `tune` try them; a new engine is
         (SAVED_MODEL,),
         {"cpu": ("float32", "bfloat16"), "gpu": ("float32", "float16")},
         "tensorflow",
+        _BY_DEFAULT,
         on_gpu="tensorflow[and-cuda]",
     ),
     "openvino": EngineKind(
@@ -84,7 +86,9 @@ ENGINES = {  # in the order in which `auto` and `tune` try them; a new engine is
         on_gpu="onnxruntime-gpu[cuda,cudnn] and tensorrt",
     ),
     "triton": EngineKind("pipeline.detect.remote_engine:open_model", (SERVER,), {"": ("float32",)}, "tritonclient", "triton"),
-    "tf-serving": EngineKind("pipeline.detect.remote_engine:open_model", (SERVER,), {"": ("float32",)}, "tensorflow_serving"),
+    "tf-serving": EngineKind(
+        "pipeline.detect.remote_engine:open_model", (SERVER,), {"": ("float32",)}, "tensorflow_serving", _BY_DEFAULT
+    ),
 }
 
 
@@ -140,7 +144,7 @@ def engine_lines() -> Iterator[tuple[str, str]]:
 def engine_help() -> str:
     """The help of the setting `engine`."""
     named = "; ".join(f"{name} runs {what}" for name, what in engine_lines())
-    extras = ", ".join(name for name, kind in ENGINES.items() if kind.extra)
+    extras = ", ".join(name for name, kind in ENGINES.items() if kind.extra != _BY_DEFAULT)
     return (
         "what runs the model; auto: tensorflow for a SavedModel, for an ONNX file openvino on a CPU and onnxruntime on a GPU; "
         f"{named}; or package.module:function; {extras} need the extra of their name"

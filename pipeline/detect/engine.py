@@ -151,10 +151,10 @@ def opener_of(engine: str) -> OpenModel:
     return found
 
 
-def check_installed(engine: str, package: str = "") -> None:
-    """Raises ModelError if a package of an engine is missing; default: its own."""
+def check_installed(engine: str, package: str = "", needed_by: str = "") -> None:
+    """Raises ModelError if a package of an engine is missing; default: its own, needed by the engine."""
     kind = ENGINES[engine]
     if not importlib.util.find_spec(package or kind.package):
         more = f" (on a GPU: {kind.on_gpu})" if kind.on_gpu else ""
         extra = f"pip install 'hybrid-detection-pipeline[{kind.extra}]'{more}"
-        raise ModelError(f"engine {engine}: its package is missing; install the extra: {extra}")
+        raise ModelError(f"{needed_by or f'engine {engine}'} needs {package or kind.package}; install the extra: {extra}")

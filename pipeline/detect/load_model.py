@@ -18,7 +18,7 @@ from pipeline.config.setting import is_own_engine
 from pipeline.detect import tensorflow_setup
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.describe_model import name_of_model, onnx_file, own_metadata
-from pipeline.detect.engine import ModelFailed, OpenedModel, OpenModel, OutOfMemory, opener_of
+from pipeline.detect.engine import ModelFailed, OpenedModel, OpenModel, OutOfMemory, check_installed, opener_of
 from pipeline.detect.golden import GoldenImage, read_golden
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.model_arrays import split_metadata
@@ -97,6 +97,8 @@ def load(model: ModelConfig, detect: DetectConfig, *, beside: bool = False) -> L
         detect = dataclasses.replace(detect, engine=engine_of(files, detect))
         notes = (f"model {folder} is an ONNX file: it runs in {detect.engine}",) if version.is_onnx else ()
     _check_fit(files, detect)
+    if files == SAVED_MODEL and not is_own_engine(detect.engine):  # OpenVINO converts it with TensorFlow
+        check_installed("tensorflow", needed_by=f"model {folder}, a SavedModel,")
     open_model = opener_of(detect.engine)  # before the model is copied
     with _copy_of_given(version) if as_it_is else local_copy(folder) as local:
         golden = read_golden(local, folder)

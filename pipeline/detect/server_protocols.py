@@ -72,6 +72,7 @@ class TensorFlowServing:
     """TensorFlow Serving's `PredictionService`. Its stubs come with `tfx-bsl`."""
 
     def __init__(self, name: str, signature: str, timeout_s: float):
+        check_installed("tf-serving")
         self._name, self._signature, self._timeout_s = name, signature, timeout_s
 
     def connect(self, host: str, *, secure: bool) -> Any:

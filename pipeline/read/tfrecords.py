@@ -135,6 +135,7 @@ def _decode_example(example: bytes) -> tuple[bytes | str, str]:
 
     Raises:
       RuntimeError: It is no example.
+      ImageError: The package that decodes it is not installed.
     """
     columns = _decoder().DecodeBatch([example])
     values = {name: columns.column(name)[0].as_py() or [] for name in (_ENCODED, *_NAMES) if name in columns.schema.names}
@@ -150,6 +151,9 @@ def _text(name: Any) -> str:
 
 @functools.cache
 def _decoder() -> Any:
-    from tfx_bsl.coders.example_coder import ExamplesToRecordBatchDecoder
-
+    try:
+        from tfx_bsl.coders.example_coder import ExamplesToRecordBatchDecoder
+    except ImportError as err:
+        message = "examples are decoded by tfx-bsl: pip install 'hybrid-detection-pipeline[tensorflow]'"
+        raise ImageError("decode", "no_decoder", message) from err
     return ExamplesToRecordBatchDecoder()
