@@ -55,7 +55,7 @@ _ON_SAMPLE = "runs on a sample picture; --image tries a photo of yours, and keep
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     args = _arguments(argv)
-    return run_command(lambda: _import(args), "nothing was imported", failed_code=2)
+    return run_command(lambda: _import(args), "nothing was imported", failed_code=2, folder=args.output)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

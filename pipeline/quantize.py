@@ -69,7 +69,8 @@ Rows = list[dict[str, Any]]
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     flags = make_parser().parse_args(argv)
-    return run_command(lambda: _quantize(flags), "nothing is written", failed_code=WRONG)
+    folder = flags.output or f"{flags.model.rstrip('/')}-int8"
+    return run_command(lambda: _quantize(flags), "nothing is written", failed_code=WRONG, folder=folder)
 
 
 def make_parser() -> argparse.ArgumentParser:

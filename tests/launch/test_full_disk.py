@@ -1,25 +1,33 @@
-"""A job on a disk that is really full: a tmpfs of one megabyte, which only its process sees."""
+"""A disk that is really full, under a job, an import and a quantization: a tmpfs of one megabyte, which only its process sees."""
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from pipeline import run
+from pipeline.__main__ import VERBS
+from pipeline.detect.versions import locate
+from tests.fixtures import REPO
 from tests.forked_jobs import run_forked
 from tests.launch.jobs import rows_by_name, write_images
+from tests.models.darknet_cases import HEAD, STEM, random_values, write_weights
+from tests.onnx_files import write_yolo
 
 NAMES = [f"{number}.png" for number in range(12)]
 NEW_MOUNTS, NEW_USER = 0x20000, 0x10000000  # of <linux/sched.h>
 MAY_NOT_MOUNT = 77
+SAMPLES = REPO / "models" / "digits" / "samples"
 
 
 def main(argv: list[str]) -> int:
-    """Runs a job without room at all, with room for some of its files, and with room; prints exit codes and rows."""
-    disk, *arguments = argv
+    """Mounts a disk of one megabyte in a folder, and runs a job or another command there; prints exit codes and what is there."""
+    disk, verb, *arguments = argv
     libc, users = ctypes.CDLL(None), {"uid_map": f"0 {os.getuid()} 1", "setgroups": "deny", "gid_map": f"0 {os.getgid()} 1"}
     if libc.unshare(NEW_MOUNTS | NEW_USER):
         return MAY_NOT_MOUNT
@@ -27,6 +35,19 @@ def main(argv: list[str]) -> int:
         Path("/proc/self", name).write_text(content)
     if libc.mount(b"none", disk.encode(), b"tmpfs", 0, b"size=1m"):
         return MAY_NOT_MOUNT
+    return _run_jobs(disk, arguments) if verb == "run" else _run(disk, verb, arguments)
+
+
+def _run(disk: str, verb: str, arguments: list[str]) -> int:
+    """Runs a command with room for a part of what it writes; prints its exit code and the names of what is left."""
+    Path(disk, "ballast").write_bytes(bytes(1000 << 10))
+    code = importlib.import_module(VERBS[verb].module).main([*arguments, "--output", f"{disk}/m/1"])
+    print(json.dumps([code, os.listdir(f"{disk}/m") if os.path.isdir(f"{disk}/m") else []]), flush=True)
+    return 0
+
+
+def _run_jobs(disk: str, arguments: list[str]) -> int:
+    """Runs a job without room at all, with room for some of its files, and with room; prints exit codes and rows."""
     (out := Path(disk, "out")).mkdir()
     for kilobytes in (2000, 984, 0):
         with contextlib.suppress(OSError):
@@ -41,7 +62,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on_once_there_is_room
     write_images(tmp_path / "in", *NAMES)
     (tmp_path / "disk").mkdir()
     printed, errors = tmp_path / "printed", tmp_path / "errors"
-    arguments = [tmp_path / "disk", "--input", tmp_path / "in", "--model", bright_model]
+    arguments = [tmp_path / "disk", "run", "--input", tmp_path / "in", "--model", bright_model]
     ended = run_forked(arguments, printed, module=__name__, errors=errors)
     if ended == MAY_NOT_MOUNT:
         pytest.skip("this user may not mount a disk of its own")
@@ -52,3 +73,41 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on_once_there_is_room
     what = "No space left on device; free some space, then run the same command again"
     assert len(lines) == 2 and all(what in line and str(tmp_path / "disk" / "out") in line for line in lines), lines
     assert not any("while running" in line for line in lines)
+
+
+@pytest.fixture
+def models(tmp_path):
+    """Files to import: of Darknet, of ONNX, and the bundled SavedModel, which is also there to be quantized."""
+    (tmp_path / "small.cfg").write_text(STEM + HEAD)
+    write_weights(tmp_path / "small.weights", random_values(STEM + HEAD))
+    (tmp_path / "small.names").write_text("cat\ndog\nplant\n")
+    write_yolo(tmp_path / "toy.onnx", notes={"author": "x" * 40_000})
+    shutil.copytree(locate("digits", None)[0], tmp_path / "digits" / "1")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "failed"),
+    [
+        pytest.param(
+            "import --cfg {}/small.cfg --weights {}/small.weights --names {}/small.names", "nothing was imported", id="Darknet"
+        ),
+        pytest.param("import {}/toy.onnx", "nothing was imported", id="ONNX"),
+        pytest.param("import {}/digits", "nothing was imported", id="SavedModel"),
+        pytest.param(
+            f"quantize --model {{}}/digits --calibration {SAMPLES}", "nothing is written", id="int8", marks=pytest.mark.matrix
+        ),
+    ],
+)
+def test_a_full_disk_is_one_line_with_the_folder_and_no_version(command, failed, models, tmp_path):
+    """Other libraries have texts of their own for it."""
+    (tmp_path / "disk").mkdir()
+    printed, errors = tmp_path / "printed", tmp_path / "errors"
+    ended = run_forked([tmp_path / "disk", *command.format(*[models] * 3).split()], printed, module=__name__, errors=errors)
+    if ended == MAY_NOT_MOUNT:
+        pytest.skip("this user may not mount a disk of its own")
+    assert ended == 0, errors.read_text()
+    assert json.loads(printed.read_text().splitlines()[-1]) == [1, []]
+    what = "No space left on device; free some space, then run the same command again"
+    said = [line for line in errors.read_text().splitlines() if "error" in line.lower() or "{{" in line]
+    assert said == [f"error: {failed}: {tmp_path}/disk/m/1: {what}"]
