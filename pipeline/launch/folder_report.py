@@ -24,13 +24,13 @@ from pipeline.feed.thumbnails import make_thumbnail
 from pipeline.read.again import reads
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef
 from pipeline.report.page import Folder, render_report
-from pipeline.results.current import current_batches, current_rows
+from pipeline.results.current import current_batches
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, REPORT, RUNS
 from pipeline.results.reader import undisturbed
-from pipeline.results.rows import json_rows
+from pipeline.results.rows import exact_uris, json_rows
 from pipeline.results.wanted import ALL, Wanted
-from pipeline.stats.job_stats import JobStats, confidence_bins
-from pipeline.stats.samples import REPORT_SAMPLES, chosen, keep, ranks
+from pipeline.stats.job_stats import EXAMPLES, JobStats, confidence_bins
+from pipeline.stats.samples import REPORT_SAMPLES, Ranked, chosen, keep, ranks_of
 
 _SAMPLED = 200_000  # rows among which samples are chosen; each takes microseconds
 _MAX_PIXELS = DetectConfig().max_megapixels * 1e6
@@ -56,20 +56,20 @@ def page_of_folder(output: str, summary: Mapping[str, Any], wanted: Wanted = ALL
 
 
 def _figures(output: str, wanted: Wanted) -> Folder:
-    stats, models, looked = JobStats(), Counter[tuple[str, str]](), 0
+    stats, models, looked, kept = JobStats(), Counter[tuple[str, str]](), 0, dict[str, list[tuple[int, pa.RecordBatch]]]()
     for batch in current_batches(output, wanted, DETECTIONS):
         stats.read += len(batch)
-        models.update(zip(batch["model"].to_pylist(), batch["version"].to_pylist(), strict=True))
+        models.update(_counted(batch["model"], batch["version"]))
         _add_objects(stats, batch)
         if looked < _SAMPLED:
             looked += len(batch)
-            for row in json_rows(batch, DETECTIONS):
-                image = _image_of(row)
-                keep(stats.pictures, ranks(image), image, REPORT_SAMPLES)
-    for row in current_rows(output, wanted, kind=DEAD_LETTERS):
-        stats.read += 1
-        ref = ImageRef(row["image"].get("uri", ""), row["image"].get("generation", ""))
-        stats.add_dead(DeadLetter(ref, row["stage"], row["reason"], row["message"]))
+            _keep_samples(kept, batch)
+    stats.pictures = {
+        purpose: [(rank, _image_of(next(json_rows(row, DETECTIONS)))) for rank, row in ranked] for purpose, ranked in kept.items()
+    }
+    for batch in current_batches(output, wanted, DEAD_LETTERS):
+        stats.read += len(batch)
+        _add_dead(stats, batch)
     return Folder(output, stats, models, chosen(stats.pictures, REPORT_SAMPLES))
 
 
@@ -77,8 +77,35 @@ def _add_objects(stats: JobStats, batch: pa.RecordBatch) -> None:
     """Counts objects by class and confidence, and images by their number of objects."""
     objects = pc.list_flatten(batch["detections"])
     names, confidences = (pc.struct_field(objects, name) for name in ("class_name", "confidence"))
-    stats.confidences.update(zip(names.to_pylist(), confidence_bins(confidences.to_numpy(zero_copy_only=False)), strict=True))
-    stats.objects.update(pc.list_value_length(batch["detections"]).to_pylist())
+    stats.confidences.update(_counted(names, pa.array(confidence_bins(confidences.to_numpy(zero_copy_only=False)))))
+    stats.objects.update(_counted(pc.list_value_length(batch["detections"])))
+
+
+def _counted(*columns: pa.Array) -> dict[Any, int]:
+    """How often each value occurs in a column, or each tuple of values in several."""
+    names = [str(number) for number, _ in enumerate(columns)]
+    groups = pa.table(dict(zip(names, columns, strict=True))).group_by(names).aggregate([([], "count_all")])
+    values = [groups[name].to_pylist() for name in names]
+    return dict(zip(values[0] if len(columns) == 1 else zip(*values, strict=True), groups["count_all"].to_pylist(), strict=True))
+
+
+def _keep_samples(kept: Ranked[pa.RecordBatch], batch: pa.RecordBatch) -> None:
+    """Keeps the rows that are to be shown, of all so far."""
+    named = zip(exact_uris(batch), batch["generation"].to_pylist(), strict=True)
+    for place, ((uri, generation), objects) in enumerate(
+        zip(named, pc.list_value_length(batch["detections"]).to_pylist(), strict=True)
+    ):
+        keep(kept, ranks_of(f"{uri}#{generation}", objects), batch.slice(place, 1), REPORT_SAMPLES)
+
+
+def _add_dead(stats: JobStats, batch: pa.RecordBatch) -> None:
+    """Counts dead letters by stage and reason; only the first of each become objects."""
+    for (stage, reason), count in _counted(batch["stage"], batch["reason"]).items():
+        of_reason = batch.filter(pc.and_(pc.equal(batch["stage"], stage), pc.equal(batch["reason"], reason)))
+        for row in json_rows(of_reason.slice(0, EXAMPLES), DEAD_LETTERS):
+            ref = ImageRef(row["image"].get("uri", ""), row["image"].get("generation", ""))
+            stats.add_dead(DeadLetter(ref, stage, reason, row["message"]))
+        stats.dead[stage, reason] += max(0, count - EXAMPLES)
 
 
 def _image_of(row: dict[str, object]) -> DetectedImage:

@@ -24,7 +24,7 @@ _MOST_OBJECTS = 1000
 _MOST_CLASSES = 1000  # COCO has 80, Open Images 601
 _MOST_COUNTS = 2 * _MOST_CLASSES * BINS
 _MOST_KINDS = 100  # endings of files that are no images
-_EXAMPLES = 20  # dead letters kept for the report, for each reason
+EXAMPLES = 20  # dead letters kept for the report, for each reason
 _EXAMPLE_CHARACTERS = 1000  # of each text in an example: a message may name a URI of megabytes
 _SUMS = (
     *("read", "skipped", "done", "done_dead", "dead", "batches", "latencies", "publish_latencies", "finished", "publish_ms"),
@@ -168,7 +168,7 @@ class JobStats:
         """Counts one dead letter."""
         self.dead[letter.stage, letter.reason] += 1
         examples = self.dead_examples.setdefault(letter.reason, [])
-        if len(examples) < _EXAMPLES:
+        if len(examples) < EXAMPLES:
             ref, message = ImageRef(_cut(letter.ref.uri)), _cut(letter.message)
             examples.append(DeadLetter(ref, letter.stage, letter.reason, message, thumbnail=letter.thumbnail))
 
@@ -195,7 +195,7 @@ class JobStats:
             for rank, image in kept:
                 keep(self.pictures, {purpose: rank}, image, samples)
         for reason, examples in other.dead_examples.items():
-            self.dead_examples[reason] = [*self.dead_examples.get(reason, []), *examples][:_EXAMPLES]
+            self.dead_examples[reason] = [*self.dead_examples.get(reason, []), *examples][:EXAMPLES]
         self.began = min(self.began, other.began)
         self.canary = merge_canaries(each for each in (self.canary, other.canary) if each)
         self._bound()

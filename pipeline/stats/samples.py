@@ -23,10 +23,15 @@ Ranked = dict[str, list[tuple[int, _T]]]  # (rank, value) by purpose, the smalle
 
 def ranks(image: DetectedImage | DeadLetter) -> dict[str, int]:
     """The rank of an image for each purpose that it serves, a number of 64 bits; the smallest are shown."""
-    number = identity_hash(image.ref.identity)
-    if isinstance(image, DeadLetter):  # only images that reached the model can be decoded
-        return {image.reason: number} if image.stage == "detect" else {}
-    objects = min(len(image.detections), _LEVELS)
+    if isinstance(image, DetectedImage):
+        return ranks_of(image.ref.identity, len(image.detections))
+    # only images that reached the model can be decoded
+    return {image.reason: identity_hash(image.ref.identity)} if image.stage == "detect" else {}
+
+
+def ranks_of(identity: str, objects: int) -> dict[str, int]:
+    """The ranks of an image with so many objects."""
+    number, objects = identity_hash(identity), min(objects, _LEVELS)
     if not objects:
         return {ANY: number, NOTHING_FOUND: number}
     return {ANY: number, MOST_OBJECTS: ((_LEVELS - objects) * 2**64 + number) // _LEVELS}
