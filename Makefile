@@ -14,7 +14,7 @@ AZURITE_VERSION := 3.37.0
 AZURITE := .tools/azurite
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-streaming demo-flink test test-all test-fast test-matrix test-flink test-spark mutants flink spark check docs format lint types screenshots fuzz soak bench prism lock clean
+.PHONY: help demo demo-streaming demo-flink test test-all test-fast test-matrix test-flink test-spark mutants flink spark check docs format lint types screenshots fuzz soak bench dist prism lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -101,6 +101,9 @@ bench: $(READY) $(PRISM) ## Measure speed, memory and precision; on a quiet mach
 	$(BIN)/python -m tests.benchmarks.streaming
 	$(BIN)/python -m tests.benchmarks.differences
 
+dist: $(READY) ## Build wheel, sdist and, where its bases can be had, the image; try the wheel in an empty environment
+	$(BIN)/python -m tests.dist
+
 prism: $(PRISM) ## Get the Prism runner's binary
 
 # Two Go programs, built where Go is installed; tests that need one skip without it, and say how to get it. Prism Beam fetches itself
@@ -137,4 +140,4 @@ lock: ## Resolve requirements.lock anew
 	$(BIN)/uv pip compile --universal --python-version 3.10 --extra dev --quiet --no-header --upgrade --output-file requirements.lock setup.py
 
 clean: ## Remove what was built, and no results of yours
-	rm -rf $(VENV) .tools .site out/demo out/demo_streaming out/demo_flink .bench
+	rm -rf $(VENV) .tools .site dist out/demo out/demo_streaming out/demo_flink .bench
