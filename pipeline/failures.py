@@ -44,6 +44,7 @@ REASONS: dict[str, dict[str, Final | MayPass]] = {
         ),
         "unreadable": MayPass("storage fails in another way; the message says how"),
         "not_allowed": MayPass("a manifest found by a glob names it, outside of the inputs' folders and of `allow_uri_prefix`"),
+        "bad_name": Final("a file, object or `tf.Example` whose name has control characters; rename it"),
         "no_image": Final("a `tf.Example` without bytes as its `image/encoded`, or a video file without video"),
         "no_example": Final("a record of a TFRecord file that is no `tf.Example`"),
         "bad_checksum": Final("a record of a TFRecord file that is not as it was written"),

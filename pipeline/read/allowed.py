@@ -58,6 +58,8 @@ def may_name(uri: str, folders: Iterable[str]) -> bool:
     >>> [may_name(name, ["/photos/"]) for name in ("/photos/a.jpg", "/photos/x/../a.jpg", "/photos/../a.jpg", "gs://b/a.jpg")]
     [True, True, False, False]
     """
+    if CONTROL.search(uri):
+        return False
     path = file_of(uri)
     local = _FILE.sub("", path)
     if "://" in local:

@@ -98,7 +98,7 @@ class DeadLetterReplay:
         """
         if not is_dead_letter(letter):
             raise ValueError(f"expected dead letters of an earlier run or of a stream, got {row_bytes(letter)[:80]!r}")
-        if letter["reason"] == "bad_line":  # its manifest is read again, not this place in it
+        if letter["reason"] in ("bad_line", "bad_name"):  # its manifest or folder is read again, not this place in it
             return ()
         uri, record = _text(letter["image"].get("uri")), _text(letter.get("record"))
         name = record or uri

@@ -14,7 +14,7 @@ from pipeline.errors import InputError
 from pipeline.image_formats import HEAD_BYTES, format_by_start
 from pipeline.read.allowed import may_name, refusal
 from pipeline.read.manifests import is_manifest, read_manifest
-from pipeline.read.names import file_of, is_of_macos, kind_of, names_image
+from pipeline.read.names import CONTROL, bad_name, file_of, is_of_macos, kind_of, names_image
 from pipeline.records import DeadLetter, ImageRef
 from pipeline.results.layout import kind_of_rows, own_files
 from pipeline.storage.globs import fixed_beginning, has_wildcard, real_path
@@ -111,7 +111,7 @@ def list_pieces(
 
     The images of a manifest are not checked; all others are listed with their generation. Skipped are this program's own files
     (see `own_files`), and matches of a pattern that are no images by name or first bytes: a list within a folder is not read. A
-    file that an input names exactly is an image, whatever it holds.
+    file that an input names exactly is an image, whatever it holds. A name with control characters is a dead letter.
 
     Args:
       pieces: Where to check.
@@ -131,8 +131,9 @@ def list_pieces(
     for found in _sorted_out(new(files_in_all(places)), own, named):
         if isinstance(found, str):
             leave_out(found)
-        else:
-            yield ImageRef(found.path, generation=found.generation, size_bytes=found.size_bytes)
+            continue
+        ref = ImageRef(found.path, generation=found.generation, size_bytes=found.size_bytes)
+        yield bad_name(ref.uri).dead_letter(ref) if CONTROL.search(ref.uri) else ref
 
 
 def _named_in(manifest: Manifest, allowed: Sequence[str]) -> Iterator[ImageRef | DeadLetter]:

@@ -13,6 +13,7 @@ import io
 import itertools
 import json
 import os
+import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
@@ -20,7 +21,7 @@ from pipeline.errors import InputError
 from pipeline.extra_fields import extra_columns, extra_text
 from pipeline.failures import ImageError, one_line
 from pipeline.read.fetch import open_file
-from pipeline.read.names import file_of, full_name, names_image, record_range
+from pipeline.read.names import CONTROL, bad_name, file_of, full_name, names_image, record_range
 from pipeline.records import DeadLetter, ImageRef
 from pipeline.storage.cloud import GS
 from pipeline.storage.globs import real_folder
@@ -113,6 +114,8 @@ def _in_lines(file: BinaryIO, path: str, parse: Callable[[str], Named | None]) -
     while True:
         try:
             if named := parse(next(lines)):
+                if fault := _fault_of_name(named[0]):
+                    raise _BadLineError(fault)
                 yield named
         except StopIteration:
             return
@@ -149,6 +152,11 @@ class _Lines:
         except UnicodeEncodeError as err:
             raise _BadLineError(f"expected UTF-8 text, got {line[:80].encode('utf-8', 'surrogateescape')!r}") from err
         return line
+
+
+def _fault_of_name(uri: str) -> str:
+    """Why a manifest may not name an image so; a `file:` URI may spell its characters."""
+    return str(bad_name(uri)) if CONTROL.search(urllib.parse.unquote(uri) if uri.lower().startswith("file:") else uri) else ""
 
 
 def _in_text(line: str) -> Named | None:
@@ -287,6 +295,8 @@ def _in_rows(rows: Iterator[_Row], path: str) -> Iterator[Named | DeadLetter]:
         elif len(row.cells) <= column or not row.cells[column]:
             name = f" ({header[column]})" if header else ""
             yield _bad_line(path, row.number, f"expected a URI in column {column + 1}{name}, got {row.lines[0][:80]!r}")
+        elif fault := _fault_of_name(row.cells[column]):
+            yield _bad_line(path, row.number, fault)
         else:
             others = enumerate(zip(header, row.cells))  # noqa: B905  a row may be shorter than the header, or longer
             fields = {name: cell for n, (name, cell) in others if n != column and name and cell}

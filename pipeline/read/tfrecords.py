@@ -21,7 +21,7 @@ import google_crc32c
 
 from pipeline.failures import ImageError
 from pipeline.read.fetch import open_file
-from pipeline.read.names import record_range
+from pipeline.read.names import CONTROL, bad_name, record_range
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 
 _HEAD = struct.Struct("<QI")
@@ -122,6 +122,8 @@ def _image_of(record: bytes, place: str, what: str, asked: float) -> EncodedImag
         content, name = _decode_example(record)
     except RuntimeError as err:
         raise ImageError("read", "no_example", f"{what} is no tf.Example") from err
+    if CONTROL.search(name):
+        raise bad_name(name)
     if not isinstance(content, bytes):
         message = f"{what} has {content} as {_ENCODED!r}; expected the bytes of an image"
         return ImageError("read", "no_image", message).dead_letter(ImageRef(name or place, record=place))

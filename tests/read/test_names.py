@@ -10,17 +10,19 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
-from hypothesis import example, given
+from hypothesis import example as always
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.read.archives import images_of_archive
 from pipeline.read.list_images import list_images
-from pipeline.read.manifests import named_images
+from pipeline.read.manifests import named_images, read_manifest
 from pipeline.read.tfrecords import images_of_file
 from pipeline.records import EncodedImage, ImageRef, path_bytes
 from pipeline.report.formats import breakable, link
 from pipeline.write.exports import FORMATS
 from tests.shard_rows import detected, json_row, write_rows
+from tests.tfrecord_files import example, write
 
 MACOS = "Screenshot 2026-11-27 at 9.41.00\u202fAM"
 ODD = [
@@ -44,7 +46,7 @@ stems = st.text(st.characters(exclude_categories=["Cs"], exclude_characters=[*ma
 names = st.lists(
     stems.filter(lambda stem: not stem.startswith(".") and ".." not in stem).map("{}.jpg".format), unique=True, max_size=6
 )
-every_odd = example([f"{stem}.jpg" for stem in ODD])
+every_odd = always([f"{stem}.jpg" for stem in ODD])
 
 
 def members(path):
@@ -83,6 +85,28 @@ def test_control_characters_are_refused(tmp_path, name):
         packed.writestr(name, b"x")
     (message,) = members(f"{tmp_path}/a.zip")
     assert message.endswith("has a name with control characters, or of no file below a folder")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / name).write_bytes(b"x")
+    (listed,) = list_images([f"{tmp_path}/in"])
+    assert (listed.reason, listed.ref.uri, listed.ref.generation[:2]) == ("bad_name", f"{tmp_path}/in/{name}", "1-")
+    (named,) = list_images([f"{tmp_path}/in/{name}"])
+    assert named == listed
+    record = write(tmp_path / "a.tfrecord", example(image_encoded=b"x", image_source_id=name.encode()))
+    (image,) = images_of_file(ImageRef(str(record)), 1000)
+    assert (image.reason, image.ref.uri.partition("@")[0]) == ("bad_name", str(record))
+
+
+@pytest.mark.parametrize("name", ["a\tb.jpg", "\x1b[31m.jpg", "del\x7f.jpg", "file:///in/a%0Ab.jpg"])
+@pytest.mark.parametrize("ending", ["txt", "csv", "jsonl", "parquet"])
+def test_a_manifest_names_the_place_of_a_name_with_control_characters(tmp_path, name, ending):
+    path, names = tmp_path / f"list.{ending}", ["gs://b/a.jpg", name, "gs://b/c.jpg"]
+    if ending == "parquet":
+        pd.DataFrame({"uri": names}).to_parquet(path)
+    else:
+        path.write_text("".join(f"{json.dumps(each) if ending == 'jsonl' else each}\n" for each in names))
+    first, bad, last = read_manifest(str(path))
+    assert (first.uri, bad.reason, bad.ref.uri, last.uri) == (names[0], "bad_line", f"{path}:2", names[2])
+    assert "control characters" in bad.message
 
 
 @given(names)
@@ -100,7 +124,7 @@ def test_any_name_comes_back_from_each_kind_of_manifest(names):
 
 @given(names)
 @every_odd
-@example([f"{UNKNOWN_BYTES}.jpg"])
+@always([f"{UNKNOWN_BYTES}.jpg"])
 def test_any_name_is_in_each_export_and_in_links_of_pages(tmp_path_factory, names):
     folder = tmp_path_factory.mktemp("exports")
     rows = [json_row(f"/photos/{name}", CAT) for name in names]
@@ -128,7 +152,7 @@ def test_any_name_is_in_each_export_and_in_links_of_pages(tmp_path_factory, name
 
 @given(names)
 @every_odd
-@example([f"{UNKNOWN_BYTES}.jpg"])
+@always([f"{UNKNOWN_BYTES}.jpg"])
 def test_any_name_on_a_disk_is_listed_and_kept_in_rows(tmp_path_factory, names):
     folder = str(tmp_path_factory.mktemp("disk"))
     names = [name for name in names if len(path_bytes(name)) < 256]
