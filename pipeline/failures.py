@@ -1,8 +1,9 @@
-"""How an image can fail: one error for all stages, and the reasons from which the table in docs/results.md is written."""
+"""How an image can fail: one value for all stages, and the reasons from which the table in docs/results.md is written."""
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+import msgspec
+from msgspec.structs import force_setattr, replace
 
 from pipeline.records import DeadLetter, ImageRef
 from pipeline.secrets import masked_text
@@ -81,33 +82,40 @@ def _of_type(kind: type[str]) -> frozenset[str]:
 MAY_PASS, FOR_GOOD = _of_type(MayPass), _of_type(Final)
 
 
-class ImageError(Exception):
-    """An image (or message) cannot succeed on an immediate retry; it becomes a dead letter.
+class Failure(msgspec.Struct, frozen=True, gc=False):
+    """Why an image (or message) has no result: no immediate retry gives it one. Reading, decoding and detecting return it.
 
-    Args:
+    Attributes:
       stage: A key of `REASONS`.
       reason: A key of `REASONS[stage]`.
-      message: One line for a person: what was expected, what came.
+      message: One line for a person: what was expected, what came; without secrets.
       generation: The generation of the image that failed; empty if its ref has it, or nobody knows it.
 
     Raises:
       KeyError: `REASONS` lacks the reason; add it there, with a description.
     """
 
-    def __init__(self, stage: str, reason: str, message: str, generation: str = ""):
-        REASONS[stage][reason]
-        super().__init__(masked_text(message))
-        self.stage = stage
-        self.reason = reason
-        self.generation = generation
+    stage: str
+    reason: str
+    message: str
+    generation: str = ""
 
-    def __reduce__(self) -> tuple[type[ImageError], tuple[str, ...]]:
-        return ImageError, (self.stage, self.reason, str(self), self.generation)
+    def __post_init__(self) -> None:
+        REASONS[self.stage][self.reason]
+        force_setattr(self, "message", masked_text(self.message))
 
     def dead_letter(self, ref: ImageRef, payload: bytes = b"") -> DeadLetter:
         """The dead letter of this image."""
         known = replace(ref, generation=self.generation) if self.generation else ref
-        return DeadLetter(known, self.stage, self.reason, str(self), payload)
+        return DeadLetter(known, self.stage, self.reason, self.message, payload)
+
+
+class ImageError(Exception):
+    """Carries the `Failure` of these arguments from where it is seen to the end of its stage, which returns it."""
+
+    def __init__(self, stage: str, reason: str, message: str, generation: str = ""):
+        self.failure = Failure(stage, reason, message, generation)
+        super().__init__(self.failure.message)
 
 
 def one_line(err: Exception) -> str:

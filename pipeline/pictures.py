@@ -29,7 +29,7 @@ from models.image_uris import video_frame
 from models.progress import shown
 from pipeline.config.sections import DetectConfig
 from pipeline.errors import CommandParser, FullError, InputError, OutputError, is_full, run_command
-from pipeline.failures import ImageError
+from pipeline.failures import Failure
 from pipeline.feed.decode import decode_image
 from pipeline.log_lines import console, plural, say
 from pipeline.read.again import Read, reads, refuse_duplicates
@@ -115,7 +115,7 @@ def _draw(args: argparse.Namespace, given: Sequence[ImageRow] | None) -> int:
                         counts += made
                     else:
                         failures.append(made)
-    except OSError as err:  # of writing; an image that cannot be read is an ImageError
+    except OSError as err:  # of writing; an image that cannot be read is a failure
         if is_full(err):
             raise FullError.of(err, " and ".join(folders)) from err
         raise OutputError(f"{' and '.join(folders)}: expected a folder that can be written, but: {err}") from err
@@ -147,10 +147,11 @@ def _write_pictures(
     args: argparse.Namespace, name: str, staging: Mapping[str, str], row: ImageRow, read: Read
 ) -> Counter[str] | _Failure:
     """Writes the pictures of one image; returns how many, or why there are none."""
-    try:
-        pixels = decode_image(read(), args.max_megapixels * 1e6).pixels
-    except ImageError as err:
-        return err.reason, str(err)
+    content = read()
+    decoded = content if isinstance(content, Failure) else decode_image(content, args.max_megapixels * 1e6)
+    if isinstance(decoded, Failure):
+        return decoded.reason, decoded.message
+    pixels = decoded.pixels
     height, width = pixels.shape[:2]
     has = f"{without_query(row.uri)} has {width} x {height} pixels"
     if row.width and (row.width, row.height) != (width, height):

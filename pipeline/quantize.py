@@ -46,7 +46,7 @@ from pipeline.detect.openvino_convert import HIDDEN, NETWORK, converted, read_de
 from pipeline.detect.openvino_engine import INT8
 from pipeline.detect.versions import first_line, locate
 from pipeline.errors import DONE, FAILED, WRONG, CommandParser, ConfigError, InputError, ModelError, UserError, run_command
-from pipeline.failures import ImageError
+from pipeline.failures import Failure
 from pipeline.feed.decode import decode_image
 from pipeline.feed.fit import ModelInput, fit
 from pipeline.log_lines import console, plural
@@ -117,7 +117,8 @@ def _quantize(flags: argparse.Namespace) -> int:
         if described := own_metadata(local, folder):  # rows of both models are told apart by their names
             write_metadata(whole, dataclasses.replace(described, name=f"{described.name}-int8"))
         to = ModelInput.of(read_description(network))
-        pixels = [fit(read_file(ref.uri), to, _MAX_PIXELS)[1] for ref in shown(calibration, "decoding", "photos")]
+        fitted = (fit(read_file(ref.uri), to, _MAX_PIXELS) for ref in shown(calibration, "decoding", "photos"))
+        pixels = [each[1] for each in fitted if not isinstance(each, Failure)]
         quantise(network, pixels, os.path.join(whole, INT8))
         of_float = _rows(model, _JUDGING, judging)
         strict = dataclasses.replace(_JUDGING, precision="int8", min_agreement=flags.min_agreement)
@@ -158,12 +159,12 @@ def _split(patterns: Sequence[str]) -> tuple[list[ImageRef], list[ImageRef]]:
     named = (ref for ref in list_images(patterns) if isinstance(ref, ImageRef))
     for ref in shown(named, "reading photos", "photos"):
         content = read_file(ref.uri)
-        try:
-            with quiet_stderr():  # libjpeg's own lines about a damaged file
-                decode_image(content, _MAX_PIXELS)
+        with quiet_stderr():  # libjpeg's own lines about a damaged file
+            decoded = decode_image(content, _MAX_PIXELS)
+        if isinstance(decoded, Failure):
+            broken.append(f"{ref.uri}: {decoded.message}")
+        else:
             digests[hashlib.sha256(content).digest()] = ref
-        except ImageError as err:
-            broken.append(f"{ref.uri}: {err}")
     if broken:
         console.warning("%s left out, such as %s", plural(len(broken), "photo"), broken[0])
     photos = [ref for _, ref in sorted(digests.items())]

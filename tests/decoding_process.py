@@ -75,7 +75,7 @@ class DecodingProcess(contextlib.ExitStack):
         with contextlib.suppress(OSError):
             more = _megabytes(status, "VmHWM") - held
         if failure := chunk.failures.get(0):
-            return Outcome("error" if "exit code" in str(failure) else failure.reason, str(failure), None, more)
+            return Outcome("error" if "exit code" in failure.message else failure.reason, failure.message, None, more)
         return Outcome("pixels", "", chunk.fitted[0].image_wh, more)
 
     def _fed(self, content: bytes) -> FedChunk:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pipeline import run
 from pipeline.config import load_config
-from pipeline.failures import ImageError
+from pipeline.failures import Failure
 from pipeline.monitoring import health
 from pipeline.records import ImageRef, dead_letter_row
 from pipeline.secrets import masked_text
@@ -102,7 +102,7 @@ def test_an_address_of_any_scheme_and_case_shows_no_secret(uri, public):
         uri,
         f"no answer from {public}",
     )
-    assert "hunter2" not in json.dumps(dead_letter_row(ImageError("read", "unreadable", uri).dead_letter(ImageRef(uri))))
+    assert "hunter2" not in json.dumps(dead_letter_row(Failure("read", "unreadable", uri).dead_letter(ImageRef(uri))))
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_nothing_that_a_stream_publishes_has_a_secret(prefix):
     if request.images:
         (ref,) = request.images
         assert (ref.uri, ref.location) == ("https://host/a.jpg?v=7", uri)
-        letter = ImageError("read", "unreadable", f"no answer from {uri}").dead_letter(ref)
+        letter = Failure("read", "unreadable", f"no answer from {uri}").dead_letter(ref)
     else:
         (letter,) = request.dead_letters
         assert b"https://host/a.jpg?v=7" in letter.payload and b"hunter2" not in letter.payload

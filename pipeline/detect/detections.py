@@ -13,7 +13,7 @@ from models.geometry import InputTransform, boxes_to_xyxy, nms
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig
 from pipeline.errors import ModelError
-from pipeline.failures import ImageError
+from pipeline.failures import Failure, ImageError
 from pipeline.records import Detections
 
 _NO_CLASS = -(2**31)
@@ -21,7 +21,7 @@ _NO_CLASS = -(2**31)
 
 def to_detections(
     outputs: Mapping[str, np.ndarray], metadata: DetectorMetadata, transforms: Sequence[InputTransform], detect: DetectConfig
-) -> list[Detections | ImageError]:
+) -> list[Detections | Failure]:
     """Applies thresholds and suppression (unless the model does), and maps boxes back to the images.
 
     Args:
@@ -34,7 +34,7 @@ def to_detections(
 
     Returns:
       For each image its detections by descending confidence. Boxes are not clipped to the image: an object may reach beyond it.
-      Objects with an edge, a score or a class that is not finite are left out; confidences above 1 become 1. Or an error: the
+      Objects with an edge, a score or a class that is not finite are left out; confidences above 1 become 1. Or a failure: the
       output is not a detector's, but has wrong shapes, a count that is no number, or texts.
     """
     images = len(transforms)
@@ -42,7 +42,7 @@ def to_detections(
         boxes, scores, classes = _arrays(outputs, images)
         counts = _counts(outputs, images, boxes.shape[1])
     except ImageError as err:
-        return [err] * images
+        return [err.failure] * images
     of, rows, confidences, class_ids = _candidates(scores, classes, counts, metadata, detect)
     with np.errstate(over="ignore", invalid="ignore"):  # overflows become infinite, and are left out below
         fitted = boxes_to_xyxy(boxes[of, rows].astype(np.float64), metadata.box_format)
@@ -68,7 +68,7 @@ def to_detections(
     confidences = np.minimum(confidences, np.float32(1))
     names = functools.cache(functools.partial(class_name, metadata))
     return [
-        ImageError("detect", "bad_output", _bad_count(outputs, n))
+        Failure("detect", "bad_output", _bad_count(outputs, n))
         if counts[n] < 0
         else Detections(on_image[one], class_ids[one], confidences[one], tuple(map(names, class_ids[one].tolist())))
         for n, one in enumerate(orders)

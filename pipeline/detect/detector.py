@@ -26,7 +26,7 @@ from pipeline.detect.engine import OutOfMemory
 from pipeline.detect.golden import disagreement, failing_request
 from pipeline.detect.loaded_model import LoadedModel, ModelInUse
 from pipeline.errors import DeviceFailedError
-from pipeline.failures import ImageError
+from pipeline.failures import Failure
 from pipeline.feed.feeder import FedChunk, Feeder
 from pipeline.feed.fit import ModelInput
 from pipeline.feed.read_image import GIVE_UP_SECONDS
@@ -256,7 +256,7 @@ class Detector:
             results |= self._results(model, fed, outputs, started_at)
         return [results[place] for place in range(len(fed.images))]
 
-    def _dead(self, image: Image, failure: ImageError) -> DeadLetter:
+    def _dead(self, image: Image, failure: Failure) -> DeadLetter:
         letter = failure.dead_letter(ref_of(image), _payload(image))
         is_skipped = failure.reason == "storage_unavailable" and letter.ref.message_id and not self._feeder.waits
         return replace(letter, skipped=True) if is_skipped else letter
@@ -264,11 +264,11 @@ class Detector:
     def _results(self, model: LoadedModel, fed: FedChunk, outputs: Outputs, started_at: float) -> Iterator[tuple[int, Result]]:
         """The results for the images of one batch, by their place in the chunk."""
         returned_at, batch = time.monotonic(), fed.fitted[outputs.start : outputs.stop]
-        found: Sequence[Detections | ImageError]
+        found: Sequence[Detections | Failure]
         if outputs.error:
             has_room = not isinstance(outputs.error, OutOfMemory)
             what = ("model_failed", "the model fails") if has_room else ("no_room", "the device has no memory")
-            found = [ImageError("detect", what[0], f"{what[1]} on this image alone: {outputs.error}")] * len(batch)
+            found = [Failure("detect", what[0], f"{what[1]} on this image alone: {outputs.error}")] * len(batch)
         else:
             transforms = [fed.model_input.plan(each.image_wh) for each in batch]
             found = to_detections(outputs.arrays, model.metadata, transforms, self._settings)
@@ -277,11 +277,11 @@ class Detector:
         batch_size, batch_s = outputs.batch_size, outputs.seconds
         for fitted, detections in zip(batch, found, strict=True):
             image = fed.images[fitted.place]
-            ref = replace(ref_of(image), generation=fitted.generation)
-            if isinstance(detections, ImageError):
-                letter = detections.dead_letter(ref, _payload(image))
+            if isinstance(detections, Failure):
+                letter = self._dead(image, replace(detections, generation=fitted.generation))
                 yield fitted.place, replace(letter, model_name=name, model_version=version, thumbnail=fitted.thumbnail)
                 continue
+            ref = replace(ref_of(image), generation=fitted.generation)
             latency_s = now - (fitted.received_at or started_at)
             timing = Timing(fitted.read_s, fitted.decode_s, predict_s, postprocess_s, latency_s, now, batch_size, batch_s)
             yield fitted.place, DetectedImage(ref, *fitted.image_wh, name, version, detections, timing, fitted.thumbnail)

@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 from PIL import UnidentifiedImageError
 
-from pipeline.failures import ImageError, one_line
+from pipeline.failures import Failure, ImageError, one_line
 from pipeline.feed.decoders import Room, any_room, opencv_8_bit, opencv_pixels, pillow_pixels, turn_upright
 from pipeline.feed.formats import Size, corrupt, format_of, not_read, too_large
 from pipeline.feed.open_image import OpenedImage, open_image, open_with_pillow
@@ -31,11 +31,7 @@ _SECONDS = 5.0  # most CPU time of one image whose pixels do not take more, wher
 _SECONDS_PIXELS = 100_000_000
 
 
-class MoreMemoryError(ImageError):
-    """Decoding took more memory than an image of its size needs, or than there is."""
-
-    def __init__(self) -> None:
-        super().__init__("decode", "too_large", "decoding takes more memory than an image of its size needs")
+MORE_MEMORY = Failure("decode", "too_large", "decoding takes more memory than an image of its size needs")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,8 +49,8 @@ class DecodedImage:
 
 def decode_image(
     content: bytes, max_pixels: float, needed_wh: Callable[[Size], Size] | None = None, room: Room = any_room
-) -> DecodedImage:
-    """Decodes an image file to upright RGB.
+) -> DecodedImage | Failure:
+    """Decodes an image file to upright RGB, or says that it is empty, of no format that is read, damaged, or too much work.
 
     Args:
       content: The file's bytes.
@@ -62,19 +58,15 @@ def decode_image(
         that take more than 16 bytes a pixel to decode. It also sets the CPU time of a feeder process: see `most_seconds`.
       needed_wh: Size of the upright image -> its size in the model's input; allows decoding at reduced scale. None: full scale.
       room: Surrounds the decoding.
-
-    Raises:
-      ImageError: The bytes are empty, of no supported format, damaged, or too large or too much work.
     """
     if not content:
-        raise ImageError("decode", "empty", "expected an image, got zero bytes")
-    name = format_of(content)
+        return Failure("decode", "empty", "expected an image, got zero bytes")
     try:
-        return _decode(open_image(name, content), max_pixels, needed_wh, room)
-    except ImageError:
-        raise
-    except Exception as err:
-        raise _refusal(err) from err
+        return _decode(open_image(format_of(content), content), max_pixels, needed_wh, room)
+    except ImageError as err:
+        return err.failure
+    except Exception as err:  # noqa: BLE001  decoders raise anything
+        return _failure(err)
 
 
 def _decode(opened: OpenedImage, max_pixels: float, needed_wh: Callable[[Size], Size] | None, room: Room) -> DecodedImage:
@@ -96,16 +88,16 @@ def _check_size(opened: OpenedImage, held_pixels: float, max_pixels: float) -> N
         raise too_large(f"{max_pixels / more / 1e6:g} megapixels{of_such}", opened.wh)
 
 
-def _refusal(err: Exception) -> ImageError:
+def _failure(err: Exception) -> Failure:
     text = one_line(err)
     if isinstance(err, MemoryError) or "out of memory" in text or "error -9" in text:
-        return MoreMemoryError()
+        return MORE_MEMORY
     if "unsupported" in text.lower() or "cannot handle" in text:
-        return not_read(f"one of a kind that is not read: {text}")
+        return not_read(f"one of a kind that is not read: {text}").failure
     if isinstance(err, UnidentifiedImageError):
-        return corrupt("Pillow cannot read it")
+        return corrupt("Pillow cannot read it").failure
     reason = "truncated" if "truncated" in text.lower() else "corrupt"
-    return ImageError("decode", reason, f"the image cannot be decoded: {text}")
+    return Failure("decode", reason, f"the image cannot be decoded: {text}")
 
 
 def most_seconds(max_pixels: float) -> float:

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import ModelError
-from pipeline.failures import ImageError
+from pipeline.failures import Failure
 from pipeline.feed.bounds import TIMED_OUT
 from pipeline.feed.decode import most_seconds
 from pipeline.feed.fit import ModelInput
@@ -82,7 +82,7 @@ class FedChunk:
     model_input: ModelInput
     pixels: np.ndarray
     fitted: list[Fitted]
-    failures: dict[int, ImageError]
+    failures: dict[int, Failure]
     fed_at: float
     _release: Callable[[], None] | None
 
@@ -103,7 +103,7 @@ class _Chunk:
         self.result: Future[FedChunk] = Future()
         self.slot = -1
         self.fitted: list[Fitted] = []
-        self.failures: dict[int, ImageError] = {}
+        self.failures: dict[int, Failure] = {}
         self.units = 1  # that are not done
 
     @property
@@ -147,7 +147,7 @@ class _Unit:
         asked = (image for place, image in self.next_work().images.items() if place not in failed)
         return {store_name(image.uri): image.uri for image in asked if isinstance(image, ImageRef)}.values()
 
-    def process_died(self, failure: ImageError) -> bool:
+    def process_died(self, failure: Failure) -> bool:
         """Blames the image that was tried alone, if one was; returns whether nothing is left to try."""
         if not self.singles:
             self.singles.extend(self.places)
@@ -522,11 +522,11 @@ class Feeder:
             self._waiting.clear()
 
 
-def _death(code: int, limits: Limits | None) -> ImageError:
+def _death(code: int, limits: Limits | None) -> Failure:
     """Why a process ended."""
     if limits and -code in TIMED_OUT:
         most = f"{most_seconds(limits.max_pixels):g} s of decoding, or what its format and size take"
         message = f"expected at most {most}, got an image that takes longer"
-        return ImageError("decode", "too_much_work", message)
+        return Failure("decode", "too_much_work", message)
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return ImageError("decode", "decoder_died", f"the process that decodes it ended with {how}")
+    return Failure("decode", "decoder_died", f"the process that decodes it ended with {how}")

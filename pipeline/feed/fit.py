@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from models.geometry import InputTransform, fit_image, resize_plan
+from pipeline.failures import Failure
 from pipeline.feed.decode import DecodedImage, decode_image
 from pipeline.feed.decoders import Room, any_room
 from pipeline.feed.formats import Size
@@ -46,7 +47,7 @@ def fit(
     scaled_decode: bool = True,
     room: Room = any_room,
     out: np.ndarray | None = None,
-) -> tuple[DecodedImage, np.ndarray]:
+) -> tuple[DecodedImage, np.ndarray] | Failure:
     """Decodes an image and fits it to a model's input.
 
     Args:
@@ -58,16 +59,15 @@ def fit(
       out: Where the pixels go, `(H, W, 3) uint8`, unless the model takes images of any size.
 
     Returns:
-      The decoded image, and its pixels in the model's input, `(H, W, 3) uint8`.
-
-    Raises:
-      ImageError: The image cannot be decoded.
+      The decoded image, and its pixels in the model's input, `(H, W, 3) uint8`; or why it cannot be decoded.
     """
 
     def needed_wh(image_wh: Size) -> Size:
         return to.plan(image_wh).resized_wh
 
     decoded = decode_image(content, max_pixels, needed_wh if scaled_decode else None, room=room)
+    if isinstance(decoded, Failure):
+        return decoded
     if to.resize == "none":
         return decoded, decoded.pixels
     return decoded, fit_image(

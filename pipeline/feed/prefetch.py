@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from pipeline.failures import Failure
 from pipeline.limits import MEMORY
-from pipeline.records import DeadLetter, EncodedImage, Image, ImageRef, ref_of
+from pipeline.records import EncodedImage, Image, ImageRef, ref_of
 
 _GROUP = 8  # local files that one thread reads one after another: handing over one costs as much as reading it
 
@@ -24,7 +25,7 @@ class Read:
 
     def __init__(self, ahead: Prefetcher, number: int, ref: ImageRef):
         self.ref = ref
-        self.result: Future[EncodedImage | DeadLetter] = Future()
+        self.result: Future[EncodedImage | Failure] = Future()
         self.held_bytes = 0
         self.number = number
         self._ahead = ahead
@@ -46,7 +47,7 @@ class Prefetcher:
       most_bytes: Most bytes held; less where the process nears its memory limit.
     """
 
-    def __init__(self, read_image: Callable[[Read], EncodedImage | DeadLetter], threads: int, most_bytes: float):
+    def __init__(self, read_image: Callable[[Read], EncodedImage | Failure], threads: int, most_bytes: float):
         self._read_image = read_image
         self._most_bytes = most_bytes
         self._pool = ThreadPoolExecutor(threads, "read")

@@ -21,11 +21,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from pipeline.errors import UserError
-from pipeline.failures import ImageError
+from pipeline.failures import Failure, ImageError
 from pipeline.feed.bounds import bound_time, bounded, bytes_for, clock_stopped, expect, limit_memory, set_up
-from pipeline.feed.decode import MoreMemoryError, most_seconds
+from pipeline.feed.decode import MORE_MEMORY, most_seconds
 from pipeline.feed.fit import fit
 from pipeline.feed.formats import Size
 from pipeline.feed.prefetch import Prefetcher, Read
@@ -34,7 +35,7 @@ from pipeline.feed.shared_memory import SharedMemory
 from pipeline.feed.thumbnails import make_thumbnail
 from pipeline.feed.work import ANY_ROOM, Coming, Fitted, Limits, Prepared, StopWaiting, StoreAnswers, StoreAway, StoreFails, Work
 from pipeline.limits import MEMORY
-from pipeline.records import DeadLetter, EncodedImage, identity_hash
+from pipeline.records import EncodedImage, identity_hash
 
 _TURN, _ROOM = range(2)  # bytes of the file of locks, which the kernel frees when a process ends
 _STACK_BYTES = 1 << 20  # of a thread that reads; it counts where memory is bounded
@@ -115,42 +116,55 @@ class _Process:
     def _prepare(self, work: Work, reads: deque[Read]) -> Prepared:
         prepared = Prepared([], {})
         for place in work.images:
-            read, generation, needed_bytes = reads.popleft(), "", 0.0
+            read = reads.popleft()
             try:
-                image = self._take(read)
-                generation, needed_bytes = image.ref.generation, bytes_for(len(image.content))
-                prepared.fitted.append(self._fit(place, image, work))
-            except (ImageError, MemoryError) as err:
-                failure = err if isinstance(err, ImageError) else MoreMemoryError()
-                if isinstance(failure, MoreMemoryError) and MEMORY.room_bytes(os.getppid()) < needed_bytes:
-                    failure = _no_room("a file whose decoding may take", needed_bytes, MEMORY.room_bytes(os.getppid()))
-                # without its traceback, which holds the image
-                prepared.failures[place] = ImageError(
-                    failure.stage, failure.reason, str(failure), failure.generation or generation
-                )
-                del err, failure
+                found = self._fit(place, read, work)
+                if isinstance(found, Failure):
+                    prepared.failures[place] = found
+                else:
+                    prepared.fitted.append(found)
             finally:
                 self._ahead.done(read)
                 self._lock(fcntl.LOCK_UN)  # once its pixels are freed: who waits measures what is free
         return prepared
 
-    def _read(self, read: Read) -> EncodedImage | DeadLetter:
+    def _read(self, read: Read) -> EncodedImage | Failure:
         return read_image(read, self._limits.max_file_bytes, self._breaker)
 
-    def _take(self, read: Read) -> EncodedImage:
+    def _take(self, read: Read) -> EncodedImage | Failure:
         """Waits for an image; reads it again if its memory was short because another image was decoded within bounds."""
-        found = self._read(read) if isinstance(read.result.exception(), MemoryError) else read.result.result()
-        if isinstance(found, DeadLetter):
-            raise ImageError(found.stage, found.reason, found.message, found.ref.generation)
-        return found
+        try:
+            return self._read(read) if isinstance(read.result.exception(), MemoryError) else read.result.result()
+        except MemoryError:
+            return MORE_MEMORY
 
-    def _fit(self, place: int, image: EncodedImage, work: Work) -> Fitted:
+    def _fit(self, place: int, read: Read, work: Work) -> Fitted | Failure:
+        """Waits for an image, and fits it; tells a lack of memory at this moment from an image that takes too much."""
+        image = self._take(read)
+        if isinstance(image, Failure):
+            return image
+        found: Fitted | Failure
+        try:
+            found = self._fit_within_bounds(place, image, work)
+        except MemoryError:
+            found = MORE_MEMORY
+        if isinstance(found, Fitted):
+            return found
+        needed_bytes, room_bytes = bytes_for(len(image.content)), MEMORY.room_bytes(os.getppid())
+        if found == MORE_MEMORY and room_bytes < needed_bytes:
+            found = _no_room("a file whose decoding may take", needed_bytes, room_bytes).failure
+        return replace(found, generation=image.ref.generation)
+
+    def _fit_within_bounds(self, place: int, image: EncodedImage, work: Work) -> Fitted | Failure:
         """Decodes and fits an image into the shared memory, and makes its thumbnail, if it gets one."""
         began, content, limits, to = time.monotonic(), image.content, self._limits, work.model_input
         out = None if to.resize == "none" else self._pixels(work.slot, place, (*to.input_hw, 3))
         thumbnail = b""
         with bounded(most_seconds(limits.max_pixels), len(content)):
-            decoded, pixels = fit(content, to, limits.max_pixels, scaled_decode=limits.scaled_decode, room=self._room, out=out)
+            fitted = fit(content, to, limits.max_pixels, scaled_decode=limits.scaled_decode, room=self._room, out=out)
+            if isinstance(fitted, Failure):
+                return fitted
+            decoded, pixels = fitted
             if work.sample_below and identity_hash(image.ref.identity) < work.sample_below:
                 thumbnail = make_thumbnail(decoded)
         if out is None:

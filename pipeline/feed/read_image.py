@@ -8,14 +8,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from msgspec.structs import replace
-
 from pipeline.errors import AwayError
-from pipeline.failures import ImageError
+from pipeline.failures import Failure
 from pipeline.feed.prefetch import Read
 from pipeline.limits import memory_room_bytes
-from pipeline.read.fetch import RETRY_SECONDS, StorageUnavailableError, fetch
-from pipeline.records import DeadLetter, EncodedImage, ImageRef
+from pipeline.read.fetch import RETRY_SECONDS, fetch
+from pipeline.records import EncodedImage, ImageRef
 from pipeline.secrets import masked_text
 from pipeline.stats.process import PROCESS
 from pipeline.storage.web import is_web
@@ -106,8 +104,8 @@ def _waits_for_store(ref: ImageRef) -> bool:
     return bool(ref.message_id) and not is_web(ref.uri)
 
 
-def read_image(read: Read, max_bytes: int, breaker: CircuitBreaker) -> EncodedImage | DeadLetter:
-    """Reads one image, or makes the dead letter that says why it cannot be read.
+def read_image(read: Read, max_bytes: int, breaker: CircuitBreaker) -> EncodedImage | Failure:
+    """Reads one image, or says why it cannot be read.
 
     Raises:
       AwayError: Its store is away, and the image waits for none.
@@ -115,16 +113,14 @@ def read_image(read: Read, max_bytes: int, breaker: CircuitBreaker) -> EncodedIm
     """
     began = time.monotonic()
     while True:
-        try:
-            return _read_image(read, max_bytes, breaker)
-        except StorageUnavailableError as err:
-            if not breaker.waits(read.ref, began):
-                return err.dead_letter(read.ref)
-            breaker.failed(read.ref, str(err))  # also for missing credentials, which a single read does not retry
-            breaker.stop.wait(_AGAIN_SECONDS)
+        found = _read_image(read, max_bytes, breaker)
+        if isinstance(found, EncodedImage) or found.reason != "storage_unavailable" or not breaker.waits(read.ref, began):
+            return found
+        breaker.failed(read.ref, found.message)  # also for missing credentials, which a single read does not retry
+        breaker.stop.wait(_AGAIN_SECONDS)
 
 
-def _read_image(read: Read, max_bytes: int, breaker: CircuitBreaker) -> EncodedImage | DeadLetter:
+def _read_image(read: Read, max_bytes: int, breaker: CircuitBreaker) -> EncodedImage | Failure:
     ref = read.ref
 
     def wait(err: Exception) -> None:
@@ -132,20 +128,15 @@ def _read_image(read: Read, max_bytes: int, breaker: CircuitBreaker) -> EncodedI
         if breaker.stop.is_set():
             raise err
 
-    received_at, started = time.time(), time.monotonic()
     try:
-        content, generation = fetch(ref, max_bytes, read.reserve, breaker.retry_seconds(ref.uri), wait)
-    except StorageUnavailableError as err:
-        if breaker.is_away(ref.uri) and not (is_web(ref.uri) or ref.message_id):
-            raise AwayError(f"storage is away, and nothing could be read from it for minutes: {err}") from err
-        raise
-    except ImageError as err:
-        breaker.succeeded(ref.uri)  # it answered
-        return err.dead_letter(ref)
+        found = fetch(ref, max_bytes, read.reserve, breaker.retry_seconds(ref.uri), wait)
     except MemoryError:
         if read.held_bytes <= memory_room_bytes():
             raise  # memory was short for a moment
         message = f"{ref.uri} has {read.held_bytes / 1e6:.0f} MB, which do not fit into memory; max_file_mb sets the limit"
-        return ImageError("read", "unreadable", message).dead_letter(ref)
-    breaker.succeeded(ref.uri)
-    return EncodedImage(replace(ref, generation=generation), content, time.monotonic() - started, received_at)
+        return Failure("read", "unreadable", message)
+    if isinstance(found, EncodedImage) or found.reason != "storage_unavailable":
+        breaker.succeeded(ref.uri)  # it answered
+    elif breaker.is_away(ref.uri) and not (is_web(ref.uri) or ref.message_id):
+        raise AwayError(f"storage is away, and nothing could be read from it for minutes: {found.message}")
+    return found

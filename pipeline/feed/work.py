@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from pipeline.errors import UserError
-from pipeline.failures import ImageError
+from pipeline.failures import Failure
 from pipeline.feed.fit import ModelInput
 from pipeline.records import Image
 
@@ -87,7 +87,7 @@ class Prepared(NamedTuple):
     """
 
     fitted: list[Fitted]
-    failures: dict[int, ImageError]
+    failures: dict[int, Failure]
 
 
 class StoreFails(NamedTuple):

@@ -16,7 +16,6 @@ import numpy as np
 from models.metadata import DetectorMetadata
 from pipeline.config import Config
 from pipeline.detect.detector import Detector
-from pipeline.failures import ImageError
 from pipeline.log_lines import plural, say
 from pipeline.read.containers import images_in
 from pipeline.read.dead_letter_replay import are_letters
@@ -119,10 +118,8 @@ def first_images(uris: Iterable[str], config: Config) -> Iterator[EncodedImage |
             found = images_in(ref, config.read, max_megapixels=config.detect.max_megapixels)
             yield from itertools.islice((image for image in found if not isinstance(image, str)), _TRIED)
             continue
-        try:
-            yield EncodedImage(ref, fetch(ref, config.read.max_file_bytes)[0])
-        except ImageError as err:
-            yield err.dead_letter(ref)
+        read = fetch(ref, config.read.max_file_bytes)
+        yield read if isinstance(read, EncodedImage) else read.dead_letter(ref)
 
 
 def tried(detector: Detector, images: Iterable[EncodedImage | DeadLetter]) -> bool:

@@ -18,10 +18,10 @@ from msgspec.structs import replace
 
 from models.evaluate.detection_rows import from_json
 from pipeline.config import DetectConfig
-from pipeline.failures import ImageError
+from pipeline.failures import Failure
 from pipeline.feed.decode import decode_image
 from pipeline.feed.thumbnails import make_thumbnail
-from pipeline.read.again import reads
+from pipeline.read.again import Read, reads
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef
 from pipeline.report.page import Folder, render_report
 from pipeline.results.current import current_batches
@@ -134,9 +134,11 @@ def _row_of(image: DetectedImage) -> dict[str, object]:
     return {"image": {"uri": image.ref.uri, "width": image.width, "height": image.height}, "detections": []}
 
 
-def _thumbnail(read: object) -> bytes:
+def _thumbnail(read: Read) -> bytes:
     """A small picture; empty where the image cannot be read or decoded any more."""
     try:
-        return make_thumbnail(decode_image(read(), _MAX_PIXELS))  # type: ignore[operator]
-    except (ImageError, OSError):
+        content = read()
+    except OSError:
         return b""
+    decoded = content if isinstance(content, Failure) else decode_image(content, _MAX_PIXELS)
+    return b"" if isinstance(decoded, Failure) else make_thumbnail(decoded)

@@ -11,7 +11,7 @@ from itertools import islice
 from models.evaluate.detection_rows import ImageRow, RowsError, one_of, unpacked
 from models.image_uris import archive_member, video_frame
 from pipeline.config.sections import ReadConfig
-from pipeline.failures import ImageError
+from pipeline.failures import Failure
 from pipeline.read.containers import images_in
 from pipeline.read.fetch import fetch
 from pipeline.read.names import file_of
@@ -21,11 +21,11 @@ from pipeline.storage.web import without_query
 _READ = ReadConfig()
 _RETRY_SECONDS = 10.0  # a person waits
 
-Read = Callable[[], bytes]
+Read = Callable[[], bytes | Failure]
 
 
 def reads(rows: Iterable[ImageRow], folder: str) -> Iterator[tuple[ImageRow, Read]]:
-    """Each row with a function that reads its image, or raises an `ImageError`; it may run on any thread.
+    """Each row with a function that reads its image, or says why it cannot; it may run on any thread.
 
     An archive is read once, from its beginning to its end, and its images follow those of files.
 
@@ -67,22 +67,22 @@ def _place(uri: str, folder: str) -> str:
     return local_file(uri, folder) if folder else uri.removeprefix("file://")
 
 
-def _read(uri: str, folder: str) -> bytes:
+def _read(uri: str, folder: str) -> bytes | Failure:
     file = file_of(uri) if video_frame(uri) else uri
     place = _place(file, folder)
     if not place:
-        raise ImageError("read", "not_found", f"{without_query(uri)} is not in the folder of --images")
+        return Failure("read", "not_found", f"{without_query(uri)} is not in the folder of --images")
     if not video_frame(uri):
-        return fetch(ImageRef(place), _READ.max_file_bytes, retry_seconds=_RETRY_SECONDS)[0]
+        return _content(uri, fetch(ImageRef(place), _READ.max_file_bytes, retry_seconds=_RETRY_SECONDS))
     return _content(uri, next(images_in(ImageRef(place + uri.removeprefix(file)), _READ), None))
 
 
-def _content(uri: str, found: EncodedImage | DeadLetter | str | None) -> bytes:
+def _content(uri: str, found: EncodedImage | DeadLetter | Failure | str | None) -> bytes | Failure:
     if isinstance(found, EncodedImage):
         return found.content
     if isinstance(found, DeadLetter):
-        raise ImageError(found.stage, found.reason, found.message)
-    raise ImageError("read", "not_found", f"{uri} is not there")
+        return Failure(found.stage, found.reason, found.message)
+    return found if isinstance(found, Failure) else Failure("read", "not_found", f"{uri} is not there")
 
 
 def _reads_of_archive(archive: str, place: str, members: dict[str, ImageRow]) -> Iterator[tuple[ImageRow, Read]]:

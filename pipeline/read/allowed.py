@@ -8,7 +8,7 @@ import re
 import urllib.parse
 from collections.abc import Iterable, Sequence
 
-from pipeline.failures import ImageError
+from pipeline.failures import Failure
 from pipeline.read.names import CONTROL, file_of
 
 MAX_URI = 2048  # an object's name has at most 1024 bytes
@@ -68,8 +68,8 @@ def may_name(uri: str, folders: Iterable[str]) -> bool:
     return all(_lies_under(spelling, folders) for spelling in spellings)
 
 
-def refusal(uri: str, folders: Sequence[str]) -> ImageError:
-    """The error for a manifest found by a glob that names a forbidden image."""
+def refusal(uri: str, folders: Sequence[str]) -> Failure:
+    """The failure of an image that a manifest found by a glob may not name."""
     shown = ", ".join(folders[:_SHOWN]) + ", …" * (len(folders) > _SHOWN)
     message = f"{uri[:200]!r} is named in a file that was found; expected an image under {shown or 'a folder of --input'}"
-    return ImageError("read", "not_allowed", f"{message} (--input and --allow-uri-prefix say what else may be named)")
+    return Failure("read", "not_allowed", f"{message} (--input and --allow-uri-prefix say what else may be named)")

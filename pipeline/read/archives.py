@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from models.image_uris import archive_member, video_frame
-from pipeline.failures import ImageError, one_line
+from pipeline.failures import Failure, ImageError, one_line
 from pipeline.image_formats import HEAD_BYTES, format_by_start
 from pipeline.limits import MEMORY
 from pipeline.read.fetch import open_file
@@ -96,9 +96,9 @@ def images_of_archive(
                 if not (whole or missing):
                     return
         for name, ref in missing.items():
-            yield ImageError("read", "not_found", f"{path} has no member {name!r}").dead_letter(ref)
+            yield Failure("read", "not_found", f"{path} has no member {name!r}").dead_letter(ref)
     except ImageError as err:
-        yield from (err.dead_letter(ref) for ref in ([whole] if whole else missing.values()))
+        yield from (err.failure.dead_letter(ref) for ref in ([whole] if whole else missing.values()))
 
 
 @contextlib.contextmanager
@@ -197,7 +197,7 @@ def _image_of(member: _Member, ref: ImageRef, max_bytes: int) -> EncodedImage | 
             return member.name
         if member.size > max_bytes:
             size = f"{member.size / 1e6:.1f} MB; expected at most {max_bytes / 1e6:g} MB (max_file_mb sets the limit)"
-            return ImageError("read", "too_large_file", f"{ref.uri} has {size}").dead_letter(ref)
+            return Failure("read", "too_large_file", f"{ref.uri} has {size}").dead_letter(ref)
         content += file.read(member.size - len(content))
     if len(content) < member.size:
         return _bad(ref, f"is damaged: it has {len(content)} bytes of {member.size}")
@@ -215,4 +215,4 @@ def _fault_of_name(name: str) -> str:
 
 
 def _bad(ref: ImageRef, fault: str) -> DeadLetter:
-    return ImageError("read", "bad_member", f"{ref.uri[:300]!r} {fault}").dead_letter(ref)
+    return Failure("read", "bad_member", f"{ref.uri[:300]!r} {fault}").dead_letter(ref)

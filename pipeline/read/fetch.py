@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
+from msgspec.structs import replace
+
 from pipeline.errors import UserError
-from pipeline.failures import ImageError
-from pipeline.records import ImageRef
+from pipeline.failures import Failure, ImageError
+from pipeline.records import EncodedImage, ImageRef
 from pipeline.storage.store import FoundFile, Reserve, check_size, is_transient_error, retried
 from pipeline.storage.stores import store_of
 from pipeline.storage.web import is_web, without_query
@@ -18,23 +21,16 @@ RETRY_SECONDS = 60.0
 _GZIP = b"\x1f\x8b\x08"
 
 
-class StorageUnavailableError(ImageError):
-    """A transient failure of storage or credentials: nothing is wrong with the image, and a later read may succeed."""
-
-    def __init__(self, message: str):
-        super().__init__("read", "storage_unavailable", message)
-
-
 def fetch(
     ref: ImageRef,
     max_bytes: int,
     reserve: Reserve = lambda _size_bytes: None,
     retry_seconds: float = RETRY_SECONDS,
     on_failure: Callable[[Exception], None] | None = None,
-) -> tuple[bytes, str]:
-    """Reads an image: (bytes, generation).
+) -> EncodedImage | Failure:
+    """Reads an image, or says why it is missing, forbidden, too large or unreadable.
 
-    The generation is the object's on Cloud Storage, and size and modification time of a local file.
+    Its generation is the object's on Cloud Storage, and size and modification time of a local file.
 
     Args:
       ref: Which image.
@@ -42,15 +38,16 @@ def fetch(
       reserve: Called with the number of bytes before memory is taken; its exceptions end the read.
       retry_seconds: How long transient failures are retried.
       on_failure: Called with each transient failure; its exceptions end the read.
-
-    Raises:
-      StorageUnavailableError: Storage failed for `retry_seconds`.
-      ImageError: The image is missing, forbidden, too large or unreadable.
     """
-    with storage_failures(ref.location):
-        wanted = FoundFile(ref.location, ref.size_bytes, ref.generation)
-        content, generation = retried(store_of(ref.location).download, retry_seconds, on_failure)(wanted, max_bytes, reserve)
-        return _as_uploaded(ref.uri, content, generation, max_bytes, reserve), generation
+    received_at, started = time.time(), time.monotonic()
+    wanted = FoundFile(ref.location, ref.size_bytes, ref.generation)
+    try:
+        with storage_failures(ref.location):
+            content, generation = retried(store_of(ref.location).download, retry_seconds, on_failure)(wanted, max_bytes, reserve)
+            content = _as_uploaded(ref.uri, content, generation, max_bytes, reserve)
+    except ImageError as err:
+        return err.failure
+    return EncodedImage(replace(ref, generation=generation), content, time.monotonic() - started, received_at)
 
 
 def _as_uploaded(uri: str, content: bytes, generation: str, max_bytes: int, reserve: Reserve) -> bytes:
@@ -92,18 +89,18 @@ def storage_failures(uri: str) -> Iterator[None]:
     An error that is not the file's fault passes: this process is short of memory.
 
     Raises:
-      StorageUnavailableError: A transient failure; the same read may succeed later.
-      ImageError: The file is missing, forbidden or unreadable.
+      ImageError: The file is missing, forbidden, unreadable, or not to be read now (`storage_unavailable`).
     """
     try:
         yield
     except (ImageError, UserError, MemoryError):
         raise
     except Exception as err:
-        raise _image_error(uri, err) from err
+        raise ImageError("read", *_reason(uri, err)) from err
 
 
-def _image_error(uri: str, err: Exception) -> ImageError:
+def _reason(uri: str, err: Exception) -> tuple[str, str]:
+    """The reason of a failure, and its message."""
     from google.api_core import exceptions
     from google.auth.exceptions import GoogleAuthError
 
@@ -115,13 +112,13 @@ def _image_error(uri: str, err: Exception) -> ImageError:
         ((exceptions.Forbidden, exceptions.Unauthorized), "permission_denied", "may not be read with these credentials"),
     ):
         if isinstance(err, kinds):
-            return ImageError("read", reason, f"{uri} {what}")
+            return reason, f"{uri} {what}"
     cause = getattr(err, "cause", None) or err  # `RetryError` has the failure of its last try
     message = str(getattr(cause, "message", None) or cause)
     message = " ".join((message.replace(query, "***") if query else message).split())[:300]
     if isinstance(cause, GoogleAuthError):
-        return StorageUnavailableError(f"{uri} cannot be read for want of credentials: {message}")
+        return "storage_unavailable", f"{uri} cannot be read for want of credentials: {message}"
     if is_transient_error(err):
-        return StorageUnavailableError(f"{uri} cannot be read now, storage does not answer as it should: {message}")
+        return "storage_unavailable", f"{uri} cannot be read now, storage does not answer as it should: {message}"
     kind = "" if isinstance(cause, (OSError, ValueError, exceptions.GoogleAPIError)) and message else f"{type(cause).__name__}: "
-    return ImageError("read", "unreadable", f"{uri} cannot be read: {kind}{message}")
+    return "unreadable", f"{uri} cannot be read: {kind}{message}"

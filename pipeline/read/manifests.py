@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from pipeline.errors import InputError
 from pipeline.extra_fields import extra_columns, extra_text
-from pipeline.failures import ImageError, one_line
+from pipeline.failures import Failure, ImageError, one_line
 from pipeline.read.fetch import open_file
 from pipeline.read.names import CONTROL, bad_name, file_of, full_name, names_image, record_range
 from pipeline.records import DeadLetter, ImageRef
@@ -125,7 +125,7 @@ def _in_lines(file: BinaryIO, path: str, parse: Callable[[str], Named | None]) -
 
 def _bad_line(path: str, number: int, why: str) -> DeadLetter:
     place, generation = f"{path}:{number}", hashlib.blake2b(why.encode(), digest_size=8).hexdigest()  # the same at each reading
-    return ImageError("read", "bad_line", f"{place}: {why}").dead_letter(ImageRef(place, generation))
+    return Failure("read", "bad_line", f"{place}: {why}").dead_letter(ImageRef(place, generation))
 
 
 class _Lines:
@@ -156,7 +156,7 @@ class _Lines:
 
 def _fault_of_name(uri: str) -> str:
     """Why a manifest may not name an image so; a `file:` URI may spell its characters."""
-    return str(bad_name(uri)) if CONTROL.search(urllib.parse.unquote(uri) if uri.lower().startswith("file:") else uri) else ""
+    return bad_name(uri).message if CONTROL.search(urllib.parse.unquote(uri) if uri.lower().startswith("file:") else uri) else ""
 
 
 def _in_text(line: str) -> Named | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from models.image_uris import archive_member, video_frame
 from pipeline.config.paths import local_path
-from pipeline.failures import ImageError
+from pipeline.failures import Failure
 from pipeline.storage.globs import real_folder, real_path
 
 _IMAGE = re.compile(  # the formats of the second line are not decoded, and become dead letters
@@ -24,9 +24,9 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 """Control characters of ASCII, which no name of an image may have; any other character may be in it."""
 
 
-def bad_name(name: str) -> ImageError:
-    """The error for a name with control characters."""
-    return ImageError("read", "bad_name", f"expected a name without control characters, got {name[:200]!r}")
+def bad_name(name: str) -> Failure:
+    """The failure of a name with control characters."""
+    return Failure("read", "bad_name", f"expected a name without control characters, got {name[:200]!r}")
 
 
 def record_range(name: str) -> tuple[str, int, int | None] | None:

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 import google_crc32c
 
-from pipeline.failures import ImageError
+from pipeline.failures import Failure, ImageError
 from pipeline.read.fetch import open_file
 from pipeline.read.names import CONTROL, bad_name, record_range
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
@@ -60,16 +60,16 @@ def images_of_file(shard: ImageRef, max_bytes: int) -> Iterator[EncodedImage | D
                     try:
                         image = _image_of(_content(file, what, length, max_bytes), place, what, asked)
                     except ImageError as err:
-                        image = err.dead_letter(ImageRef(place))
+                        image = err.failure.dead_letter(ImageRef(place))
                     yield image
                     start = following
             except (EOFError, zlib.error, gzip.BadGzipFile) as err:  # behind a damaged length nothing can be found
                 size = None if isinstance(file, gzip.GzipFile) else file.seek(0, 2)  # the rest of a gzipped one may be endless
                 lost = f"its last {size - start} of {size} bytes" if size else "all that is gzipped behind it"
                 message = f"{path} is damaged at byte {start} ({err}): {lost} cannot be read"
-                yield ImageError("read", "broken_file", message).dead_letter(ImageRef(f"{path}@{start}-"))
+                yield Failure("read", "broken_file", message).dead_letter(ImageRef(f"{path}@{start}-"))
     except ImageError as err:
-        yield err.dead_letter(ImageRef(f"{path}@{start}-{end or ''}") if start else shard)
+        yield err.failure.dead_letter(ImageRef(f"{path}@{start}-{end or ''}") if start else shard)
 
 
 def _length(head: bytes) -> int | None:
@@ -123,10 +123,10 @@ def _image_of(record: bytes, place: str, what: str, asked: float) -> EncodedImag
     except RuntimeError as err:
         raise ImageError("read", "no_example", f"{what} is no tf.Example") from err
     if CONTROL.search(name):
-        raise bad_name(name)
+        return bad_name(name).dead_letter(ImageRef(place))
     if not isinstance(content, bytes):
         message = f"{what} has {content} as {_ENCODED!r}; expected the bytes of an image"
-        return ImageError("read", "no_image", message).dead_letter(ImageRef(name or place, record=place))
+        return Failure("read", "no_image", message).dead_letter(ImageRef(name or place, record=place))
     digest = hashlib.sha256(content).hexdigest()[:16]
     ref = ImageRef(name or f"tfrecord:{digest}", generation=digest, size_bytes=len(content), record=place)
     return EncodedImage(ref, content, time.monotonic() - asked, time.time())

@@ -58,7 +58,7 @@ def images_of_video(video: ImageRef, fps: float, max_megapixels: float) -> Itera
                 yield EncodedImage(ref, content, time.monotonic() - asked, time.time())
                 asked, failed = time.monotonic(), video  # a generation would make all of it done, also frames without a row
     except ImageError as err:
-        yield err.dead_letter(failed)
+        yield err.failure.dead_letter(failed)
 
 
 @contextlib.contextmanager

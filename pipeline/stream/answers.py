@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from pipeline.failures import ImageError
+from pipeline.failures import Failure
 from pipeline.records import ImageRef, dead_letter_row, ref_of, row_bytes
 from pipeline.stream.clients import Publishing
 from pipeline.stream.messages import Message, Request
@@ -110,6 +110,6 @@ class Answers:
         return {asked: self._answer(opened) for asked, opened in due.items()}
 
     def _answer(self, opened: _Open) -> Message:
-        late_by = ImageError("answer", "deadline", f"not done within {self._deadline_s:g} s; its own message may still come")
+        late_by = Failure("answer", "deadline", f"not done within {self._deadline_s:g} s; its own message may still come")
         missing = [Outcome(row_bytes(dead_letter_row(late_by.dead_letter(ref))), failed=True) for ref in opened.missing]
         return answer_message(opened.request.request_id, [*opened.outcomes, *missing], on_time=not missing)

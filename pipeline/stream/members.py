@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from pipeline.config import Config
-from pipeline.failures import ImageError
+from pipeline.failures import Failure
 from pipeline.feed.read_image import note_storage
 from pipeline.read.containers import images_in
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
@@ -72,4 +72,4 @@ def _of_message(member: EncodedImage | DeadLetter, container: ImageRef) -> Encod
 def _too_large(container: ImageRef) -> DeadLetter:
     bounds = f"{MAX_MEMBERS} members or {MAX_BYTES / 1e6:.0f} MB of images, the most that a stream opens"
     message = f"{container.uri} has more than {bounds}; a batch job reads it: --mode batch --input {container.uri}"
-    return ImageError("read", "too_large_for_stream", message).dead_letter(container)
+    return Failure("read", "too_large_for_stream", message).dead_letter(container)

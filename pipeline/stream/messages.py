@@ -112,7 +112,8 @@ def parse_message(message: Message, allowed: Sequence[str]) -> Request:
             return _request(message, request_id, content, allowed)
     except ImageError as err:
         ref = ImageRef("", request_id=request_id, message_id=message.message_id)
-        return Request(message.message_id, request_id, dead_letters=(err.dead_letter(ref, _without_secrets(message.data)),))
+        letter = err.failure.dead_letter(ref, _without_secrets(message.data))
+        return Request(message.message_id, request_id, dead_letters=(letter,))
 
 
 def replay_message(line: bytes, allowed: Sequence[str]) -> tuple[Image | DeadLetter, ...]:
@@ -232,7 +233,8 @@ def _request(message: Message, request_id: str, content: _Content, allowed: Sequ
             images.append(replace(image, size_bytes=content.size_bytes) if content.size_bytes else image)
         except ImageError as err:
             ref = ImageRef(_uri(fields)[:MAX_URI], **of_message)
-            dead.append(err.dead_letter(ref, _without_secrets(message.data if len(content.images) == 1 else _payload(fields))))
+            payload = message.data if len(content.images) == 1 else _payload(fields)
+            dead.append(err.failure.dead_letter(ref, _without_secrets(payload)))
     return Request(message.message_id, request_id, tuple(images), tuple(dead))
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipeline.failures import ImageError
+from pipeline.failures import Failure
 from pipeline.read.fetch import fetch
 from pipeline.read.list_images import list_images
 from pipeline.read.manifests import named_images, read_manifest
@@ -74,13 +74,12 @@ def test_a_manifest_is_images_and_dead_letters(folder, ending, content):
             assert len(each.message) < 1000
             json.loads(row_bytes(dead_letter_row(each)))
             continue
-        try:
-            found, generation = fetch(ref, 1000)
-        except ImageError as err:
-            json.loads(row_bytes(dead_letter_row(err.dead_letter(ref))))
+        found = fetch(ref, 1000)
+        if isinstance(found, Failure):
+            json.loads(row_bytes(dead_letter_row(found.dead_letter(ref))))
         else:
-            assert found in (b"a", b"b", content)
-            assert generation
+            assert found.content in (b"a", b"b", content)
+            assert found.ref.generation
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc", "Zs", "Zl", "Zp"]), min_size=1), max_size=9))

@@ -7,6 +7,7 @@ import apache_beam as beam
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.testing.util import assert_that
 
+from pipeline.failures import Failure
 from pipeline.feed.prefetch import Prefetcher
 from pipeline.feed.read_image import CircuitBreaker, read_image
 from pipeline.records import DeadLetter
@@ -33,7 +34,8 @@ def read_all(refs, max_bytes, breaker):
     """Images, or their dead letters, as a feeder process reads them."""
     ahead = Prefetcher(lambda read: read_image(read, max_bytes, breaker), threads=2, most_bytes=64e6)
     with contextlib.closing(ahead):
-        return [read.result.result() for read in ahead.begin(refs)]
+        results = [(read.ref, read.result.result()) for read in ahead.begin(refs)]
+    return [found.dead_letter(ref) if isinstance(found, Failure) else found for ref, found in results]
 
 
 def read_now(ref, max_bytes, breaker):

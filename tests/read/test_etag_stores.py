@@ -15,7 +15,6 @@ from pipeline import run
 from pipeline.config import load_config
 from pipeline.detect.load_model import name_and_version
 from pipeline.errors import InputError
-from pipeline.read.fetch import StorageUnavailableError, fetch
 from pipeline.read.list_images import check_inputs, list_images
 from pipeline.reconcile import reconcile
 from pipeline.results.completion import RowVersion
@@ -26,7 +25,7 @@ from tests.conftest import write_bright_image
 from tests.emulators import free_ports
 from tests.launch.jobs import rows_of
 from tests.read.test_archives import write
-from tests.read.test_fetch import LIMIT, refusal
+from tests.read.test_fetch import LIMIT, fetched, refusal
 from tests.read.test_videos import frames, write_video
 
 NAMES = ["a.jpg", "d/b.png", "d/e/c.jpg", "d/.hidden/x.jpg", "d/notes.md", "ä b+%20.jpg", "dd/f.jpg"]
@@ -67,7 +66,7 @@ def test_folders_globs_and_names_are_listed_with_size_and_etag(store):
         for ref in listed:
             assert (ref.size_bytes, ref.generation) == store_of(ref.uri).look_up(ref.uri)[1:]
             assert ref.generation
-            assert fetch(ref, LIMIT) == (ref.uri.partition("/in/")[2].encode(), ref.generation)
+            assert fetched(ref) == (ref.uri.partition("/in/")[2].encode(), ref.generation)
 
 
 def test_a_listing_of_several_pages_is_whole(s3_bucket):
@@ -88,8 +87,7 @@ def test_a_server_that_does_not_answer_is_a_transient_failure(store, monkeypatch
     for name in ("AWS_ENDPOINT_URL", "AZURE_STORAGE_CONNECTION_STRING"):
         monkeypatch.setenv(name, re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{port}", os.environ.get(name, "")))
     store.module._client_of.cache_clear()
-    error = refusal(f"{store.url}/a.jpg")
-    assert isinstance(error, StorageUnavailableError) and error.reason == "storage_unavailable"
+    assert refusal(f"{store.url}/a.jpg").reason == "storage_unavailable"
 
 
 def test_without_credentials_an_image_is_a_dead_letter_and_an_input_an_error_at_once(s3_bucket, monkeypatch, tmp_path):
@@ -111,7 +109,7 @@ def test_wrong_credentials_for_azure_are_a_refused_permission(azure_container, m
 
 
 def test_credentials_for_azure_go_to_no_other_host():
-    assert "evil.example is no storage account" in str(refusal("abfs://c@evil.example/a.jpg"))
+    assert "evil.example is no storage account" in refusal("abfs://c@evil.example/a.jpg").message
 
 
 @pytest.mark.parametrize(
@@ -128,7 +126,7 @@ def test_without_its_library_or_an_account_one_line_says_what_to_do(module, libr
     monkeypatch.setitem(sys.modules, library, None)
     module._client_of.cache_clear()
     url = "s3://b/" if module is s3 else "abfs://b/"
-    assert str(refusal(f"{url}a.jpg")).startswith(f"{url}a.jpg cannot be read: {said}")
+    assert refusal(f"{url}a.jpg").message.startswith(f"{url}a.jpg cannot be read: {said}")
     with pytest.raises(InputError, match=re.escape(f"input {url}: cannot be listed: {said}")):
         check_inputs({url: [url]})
 

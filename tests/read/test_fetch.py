@@ -8,39 +8,44 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from requests import Session
 
-from pipeline.failures import ImageError
+from pipeline.failures import Failure
 from pipeline.read.fetch import fetch, open_file
 from pipeline.records import ImageRef
 
 LIMIT = 1000
 
 
+def fetched(ref, *args, **how):
+    """The content and the generation of an image."""
+    found = fetch(ref, LIMIT, *args, **how)
+    return found.content, found.ref.generation
+
+
 def refusal(uri, **known):
-    with pytest.raises(ImageError) as caught:
-        fetch(ImageRef(str(uri), **known), LIMIT, retry_seconds=0.0)
-    assert "\n" not in str(caught.value)
-    return caught.value
+    failure = fetch(ImageRef(str(uri), **known), LIMIT, retry_seconds=0.0)
+    assert isinstance(failure, Failure) and "\n" not in failure.message
+    return failure
 
 
 @pytest.mark.parametrize("name", ["plain.jpg", "photo[1]*?.jpg", "ä\udcff.jpg", "a,b c.gz"])
 def test_a_file_comes_with_a_version_that_changes_with_it(tmp_path, name):
     path = tmp_path / name
     path.write_bytes(b"one")
-    content, generation = fetch(ImageRef(str(path)), LIMIT)
+    content, generation = fetched(ImageRef(str(path)))
     assert (content, generation) == (b"one", f"3-{path.stat().st_mtime_ns}")
     os.utime(path, ns=(1, 1))
-    assert fetch(ImageRef(str(path)), LIMIT) == (b"one", "3-1")
+    assert fetched(ImageRef(str(path))) == (b"one", "3-1")
 
 
 def test_the_size_limit_is_exact_and_checked_before_reading(tmp_path):
     (tmp_path / "fits").write_bytes(bytes(LIMIT))
     reserved = []
-    assert len(fetch(ImageRef(str(tmp_path / "fits"), size_bytes=1), LIMIT, reserved.append)[0]) == LIMIT
+    assert len(fetched(ImageRef(str(tmp_path / "fits"), size_bytes=1), reserved.append)[0]) == LIMIT
     assert reserved == [LIMIT], "memory is asked for by the size that the file has, not by the one it was listed with"
     with open(tmp_path / "sparse", "wb") as file:
         file.truncate(1 << 40)  # a terabyte that is not there
     error = refusal(tmp_path / "sparse")
-    assert error.reason == "too_large_file" and "max_file_mb" in str(error)
+    assert error.reason == "too_large_file" and "max_file_mb" in error.message
 
 
 def make_socket(path):
@@ -83,7 +88,7 @@ def test_an_object_whose_size_is_known_takes_one_request(strict_gcs_bucket, sent
     """As on Cloud Storage the answer carries the generation; the other emulator's does not."""
     blob = strict_gcs_bucket.blob("a/b.jpg")
     blob.upload_from_string(b"one")
-    content, generation = fetch(ImageRef(f"gs://{strict_gcs_bucket.name}/a/b.jpg", size_bytes=size_bytes), LIMIT)
+    content, generation = fetched(ImageRef(f"gs://{strict_gcs_bucket.name}/a/b.jpg", size_bytes=size_bytes))
     assert (content, generation) == (b"one", str(blob.generation))
     assert sum("/o/a%2Fb.jpg?" in url for url in sent) == requests  # a new client looks once at the bucket as well
 
@@ -107,7 +112,7 @@ def test_an_object_that_was_uploaded_gzipped_is_the_image(gcs_bucket, name):
     blob.content_encoding = "gzip"
     blob.upload_from_string(gzip.compress(b"pixels" * 100), content_type="image/jpeg")
     reserved = []
-    content, generation = fetch(ImageRef(f"gs://{gcs_bucket.name}/{name}"), LIMIT, reserved.append)
+    content, generation = fetched(ImageRef(f"gs://{gcs_bucket.name}/{name}"), reserved.append)
     assert (content, generation) == (b"pixels" * 100, str(blob.generation))
     assert max(reserved) >= 600
 
@@ -126,4 +131,4 @@ def test_what_is_gzipped_takes_no_more_memory_than_an_image_may(tmp_path, conten
     if reason:
         assert refusal(tmp_path / "a.jpg").reason == reason
     else:  # its decoder says that it is no image
-        assert fetch(ImageRef(f"{tmp_path}/a.jpg"), LIMIT)[0] == content
+        assert fetched(ImageRef(f"{tmp_path}/a.jpg"))[0] == content

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from pipeline.failures import ImageError
+from pipeline.failures import Failure
 from pipeline.read.allowed import is_allowed
 from pipeline.records import EncodedImage, ImageRef
 from pipeline.stream import messages
@@ -148,7 +148,7 @@ def as_message(letter):
 def failed(image):
     """The dead letter of an image, as a later step makes it."""
     ref, payload = (image, b"") if isinstance(image, ImageRef) else (image.ref, image.content)
-    return ImageError("decode", "corrupt", "no").dead_letter(ref, payload)
+    return Failure("decode", "corrupt", "no").dead_letter(ref, payload)
 
 
 @pytest.mark.parametrize(
