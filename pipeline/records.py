@@ -22,7 +22,7 @@ from pipeline.secrets import public_address
 INLINE = "inline:"  # begins the URI of an image that came with its message, and cannot be read again
 
 
-class ImageRef(msgspec.Struct, frozen=True, gc=False):
+class ImageRef(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Names one version of one image; holds no bytes.
 
     Attributes:

@@ -8,6 +8,7 @@ looked at.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import apache_beam as beam
 import numpy as np
 from apache_beam.transforms.window import GlobalWindows
+from msgspec.structs import replace
 
 from pipeline.config import ReadConfig
 from pipeline.failures import FOR_GOOD
@@ -26,9 +28,8 @@ from pipeline.read.dead_letter_replay import DeadLetterReplay, are_letters
 from pipeline.read.done_rows import FAILED, NEW, DoneRows
 from pipeline.read.list_images import Piece, are_disjoint, folders_of, list_pieces, pieces_of
 from pipeline.read.names import file_of, is_container, kind_of, record_range
-from pipeline.records import DeadLetter, EncodedImage, Image, ImageRef, identity_hash, name_bytes, name_of
+from pipeline.records import DeadLetter, EncodedImage, Image, ImageRef, identity_hash, name_bytes
 from pipeline.results.contents import Contents, container_key, write_contents
-from pipeline.secrets import public_address
 from pipeline.stats import metrics
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
@@ -36,13 +37,12 @@ from pipeline.stats.worker_reports import WorkerContext
 from pipeline.storage.listing import MAX_PARALLEL
 from pipeline.storage.store import FoundFile
 
-# An image in the shuffle: `extra`, `size_bytes`, its generation, if what is done is left out, and its location. Texts are bytes,
-# since not every name is Unicode. It takes 210 bytes of a local runner's memory; a record took 750.
-_Listed = tuple[bytes, int, bytes, bytes]
 _AT_ONCE = 512  # fewer than make Python look for garbage
 _PARTITIONS = 4096  # each in memory at once: 25,000 names of 100 million
 _GROUP_IMAGES = 64  # a second of a GPU's work: how much longer than others one worker may take at the end
 
+
+_PREFERENCE = operator.attrgetter("extra", "size_bytes", "generation", "location")  # of equal images one with `extra` stays
 
 _Found = TypeVar("_Found", FoundFile, ImageRef, ImageRef | DeadLetter)
 
@@ -167,6 +167,7 @@ class _Counting(beam.DoFn):
         yield beam.pvalue.TaggedOutput("counted", counted)
 
 
+@beam.typehints.with_output_types(tuple[int, ImageRef])
 class _ListImages(_Counting):
     """Lists groups of places, without own files and other non-images, and the images of dead letters.
 
@@ -178,15 +179,19 @@ class _ListImages(_Counting):
             self._source.worker_context.check_worker()
 
     def process(self, group: Sequence[Piece | bytes]) -> Iterator[Any]:
+        for each in self._counted(group):
+            is_new = isinstance(each, ImageRef)
+            yield (identity_hash(archive_of(each.uri) or each.uri) % _PARTITIONS, each) if is_new else each
+
+    def _counted(self, group: Sequence[Piece | bytes]) -> Iterator[Any]:
+        """The images to detect in, and the dead letters as such an output."""
         for each in self._found(group):
             if isinstance(each, DeadLetter):
                 self._count()
                 yield self._dead(each)
-                continue
-            self._count(not _holds_images(each.uri))
-            generation = each.generation if self._source.done else ""
-            partition = identity_hash(archive_of(each.uri) or each.uri) % _PARTITIONS
-            yield partition, (name_bytes(each.extra), each.size_bytes, name_bytes(generation), name_bytes(each.location))
+            else:
+                self._count(not _holds_images(each.uri))
+                yield each
 
     def _found(self, group: Sequence[Piece | bytes]) -> Iterator[ImageRef | DeadLetter]:
         source = self._source
@@ -210,18 +215,19 @@ class _ListImages(_Counting):
             yield from compress(some, outcomes == NEW)
 
 
+@beam.typehints.with_output_types(list[ImageRef])
 class _ListGroups(_ListImages):
     """The same where no image can be named twice: its groups, as those of `_DropDoubles`, leave at once."""
 
     def process(self, group: Sequence[Piece | bytes]) -> Iterator[Any]:
-        files: list[_Listed] = []
-        for found in super().process(group):
-            if isinstance(found, beam.pvalue.TaggedOutput):
+        files: list[ImageRef] = []
+        for found in self._counted(group):
+            if not isinstance(found, ImageRef):
                 yield found
-            elif _holds_images(name_of(found[1][-1])):
-                yield [found[1]]
+            elif _holds_images(found.uri):
+                yield [found]
             else:
-                files.append(found[1])
+                files.append(found)
             if len(files) == _GROUP_IMAGES:
                 yield files
                 files = []
@@ -229,6 +235,7 @@ class _ListGroups(_ListImages):
             yield files
 
 
+@beam.typehints.with_output_types(list[ImageRef])
 class _DropDoubles(_Counting):
     """Outputs the name of each image and TFRecord file once, unless it is done.
 
@@ -242,21 +249,19 @@ class _DropDoubles(_Counting):
     def teardown(self) -> None:
         self._pool.shutdown()
 
-    def process(self, partition: tuple[int, Iterable[_Listed]]) -> Iterator[list[_Listed]]:
-        best: dict[str, _Listed] = {}
+    def process(self, partition: tuple[int, Iterable[ImageRef]]) -> Iterator[list[ImageRef]]:
+        best: dict[str, ImageRef] = {}
         doubles = 0
-        for listed in partition[1]:
-            uri = public_address(name_of(listed[-1]))
-            doubles += uri in best and not _holds_images(uri)
-            best[uri] = max(best.get(uri, listed), listed)  # one with `extra`; deterministic
-        containers = defaultdict[str, list[_Listed]](list)
+        for ref in partition[1]:
+            doubles += ref.uri in best and not _holds_images(ref.uri)
+            best[ref.uri] = max(best.get(ref.uri, ref), ref, key=_PREFERENCE)
+        containers = defaultdict[str, list[ImageRef]](list)
         for uri in [uri for uri in best if _holds_images(uri)]:
             containers[archive_of(uri) or uri].append(best.pop(uri))
         yield from containers.values()
         outcomes = np.full(len(best), NEW)
         if self._source.done:
-            refs = [ImageRef(name_of(listed[3]), name_of(listed[2])) for listed in best.values()]
-            outcomes = self._source.done.among(refs, self._pool)
+            outcomes = self._source.done.among([*best.values()], self._pool)
         self._skip(doubles)
         self._skip_done(outcomes)
         new = compress(best.values(), outcomes == NEW)
@@ -287,9 +292,8 @@ class _OpenContainers(_Counting):
         super().start_bundle()
         self._contents: list[Contents] = []
 
-    def process(self, group: Sequence[_Listed]) -> Iterator[Any]:
-        # without their generations: the newest one is read
-        refs = [ImageRef(name_of(name), size_bytes=size, extra=name_of(extra)) for extra, size, _, name in group]
+    def process(self, group: Sequence[ImageRef]) -> Iterator[Any]:
+        refs = [replace(ref, generation="") for ref in group]  # the newest one is read
         if are_letters(refs[0].uri) and self._source.again:
             yield from self._new_of(self._source.again.open(), self._source.done)
         elif not is_container(refs[0].uri):  # what holds images is a group of its own
@@ -298,7 +302,7 @@ class _OpenContainers(_Counting):
             images = images_in(refs[0], self._source.read, self._source.max_megapixels, refs[1:])
             yield from self._new_of(images, self._done_in(refs[0].uri))
         else:
-            yield from self._whole(refs[0], name_of(group[0][2]), self._source.done)
+            yield from self._whole(refs[0], group[0].generation, self._source.done)
 
     def finish_bundle(self) -> Iterator[Any]:
         if self._contents and self._source.done:
