@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from pipeline.storage.store import FoundFile, Reserve, Store, check_size
+from pipeline.storage.name_ranges import NameRange
+from pipeline.storage.store import EVERY_NAME, FoundFile, Reserve, Store, check_size
 
 ABFS = "abfs://"
 _FIRST_BYTES = 8 << 20  # of an object, in the answer that says its size
@@ -36,7 +37,9 @@ class AzureStore(Store):
             check_size(found, most_bytes, reserve)
             return answer.readall(), found.generation
 
-    def list_folder(self, folder: str, beginning: str, one_folder: bool) -> Iterator[FoundFile | str]:
+    def list_folder(
+        self, folder: str, beginning: str, one_folder: bool, names: NameRange = EVERY_NAME, at_once: int | None = None
+    ) -> Iterator[FoundFile | str]:
         container, _, prefix = f"{folder}{beginning}".removeprefix(ABFS).partition("/")
         with _container(container) as client:
             wanted = {"name_starts_with": prefix or None, "include": ["metadata"]}

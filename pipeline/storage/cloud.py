@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from pipeline.storage.store import FoundFile, Reserve, Store, check_size
+from pipeline.storage.name_ranges import NameRange
+from pipeline.storage.store import EVERY_NAME, FoundFile, Reserve, Store, check_size
 
 GS = "gs://"
 _FIELDS = "items(bucket,name,size,generation),prefixes,nextPageToken"  # of a listing
@@ -118,6 +119,8 @@ def blob_of(path: str, generation: str = "") -> Any:
 class GoogleStore(Store):
     """Buckets of Cloud Storage."""
 
+    lists_ranges = True
+
     def look_up(self, path: str, generation: str = "") -> FoundFile:
         blob = blob_of(path, generation)
         blob.reload(retry=None)
@@ -141,10 +144,17 @@ class GoogleStore(Store):
             blob.reload(retry=None)
         return content.getvalue(), str(blob.generation or file.generation)
 
-    def list_folder(self, folder: str, beginning: str, one_folder: bool) -> Iterator[FoundFile | str]:
+    def list_folder(
+        self, folder: str, beginning: str, one_folder: bool, names: NameRange = EVERY_NAME, at_once: int | None = None
+    ) -> Iterator[FoundFile | str]:
         bucket, _, prefix = f"{folder}{beginning}".removeprefix(GS).partition("/")
-        delimiter = "/" if one_folder else None
-        for page in storage_client().list_blobs(bucket, prefix=prefix or None, delimiter=delimiter, fields=_FIELDS).pages:
+        after, until = (path.removeprefix(f"{GS}{bucket}/") for path in names)
+        how = {"prefix": prefix or None, "delimiter": "/" if one_folder else None, "fields": _FIELDS, "page_size": at_once}
+        within = {
+            "start_offset": after or None,
+            "end_offset": f"{until}!" if until else None,
+        }  # from the first, before the second
+        for page in storage_client().list_blobs(bucket, **how, **within).pages:
             yield from map(_found, page)
             yield from (name[:-1].rpartition("/")[2] for name in page.prefixes)
 

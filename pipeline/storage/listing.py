@@ -11,13 +11,14 @@ import dataclasses
 import glob
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from itertools import islice
+from itertools import islice, pairwise
 
 from pipeline.errors import InputError
 from pipeline.storage.globs import fixed_beginning, has_wildcard, real_folder, real_path, to_regex
-from pipeline.storage.store import FoundFile, kind_of_error
+from pipeline.storage.name_ranges import NameRange, split_points
+from pipeline.storage.store import EVERY_NAME, FoundFile, kind_of_error
 from pipeline.storage.stores import LISTED, look_up, store_of
 from pipeline.storage.web import is_web
 
@@ -40,6 +41,7 @@ class Location:
       deeper: Whether to look in subfolders as well.
       real: The real folder to look in, if a link led there; else empty.
       way: The folders of the links on the way; a link back to one of them is not followed.
+      names: Paths that are listed.
     """
 
     folder: str
@@ -49,6 +51,7 @@ class Location:
     deeper: bool = True
     real: str = ""
     way: tuple[str, ...] = ()
+    names: NameRange = EVERY_NAME
 
     @property
     def pattern(self) -> str:
@@ -113,16 +116,30 @@ class Location:
         is_listed = real.startswith(self.folder) or real in way
         return FoundFile(path) if not is_listed and any(folder.startswith(real) for folder in way) else None
 
-    def split_by_folder(self) -> list[Location]:
-        """Divides this location, if looking at one folder is enough for that; else returns it alone."""
-        recursive = self._is_recursive
-        if not self.deeper or not (recursive or self._depth + 1 < len(self.parts)):
+    def split(self) -> list[Location]:
+        """Divides this location by its folders, and a folder of many names by ranges of them; else returns it alone."""
+        recursive, is_last = self._is_recursive, self._depth + 1 == len(self.parts)
+        has_ranges = store_of(self.here).lists_ranges and (recursive or (is_last and has_wildcard(self.parts[-1])))
+        if not self.deeper or self.names != EVERY_NAME or not (recursive or not is_last or has_ranges):
             return [self]
         found = list(islice(self._list(one_folder=True), _LOOKED_AT + 1))
         if len(found) > _LOOKED_AT:
+            return self._ranges(found) if has_ranges else [self]
+        if not recursive and is_last:
             return [self]
         parts = [part for name in found if isinstance(name, str) and (part := self.descend(name))]
         return [dataclasses.replace(self, deeper=False), *parts] if recursive else parts
+
+    def _ranges(self, first: Sequence[FoundFile | str]) -> list[Location]:
+        """Divides a folder with these first names, and all below it."""
+        names = sorted(f"{self.here}{each}/" if isinstance(each, str) else each.path for each in first)
+
+        def first_behind(path: str) -> str | None:
+            found = next(self._list_range(NameRange(path), at_once=1), None)
+            return found.path if found else None
+
+        points = split_points(names, first_behind, MAX_PARALLEL, len(self.here))
+        return [dataclasses.replace(self, names=NameRange(*ends)) for ends in pairwise(["", *points, ""])]
 
     def entries(self) -> Iterator[FoundFile | Location]:
         """Yields the files here that match, and the locations below in which others may.
@@ -158,9 +175,23 @@ class Location:
             yield Location(f"{self.folder}{name}/", ("**",), hidden=False)
 
     def _list(self, one_folder: bool) -> Iterator[FoundFile | str]:
-        """The files of a folder, or of all below it, and the names of subfolders if only one is listed."""
+        """The files of a folder, or of all below it, and the names of subfolders if only one is listed.
+
+        Of a range of names, files below the folder are listed, too, since a subfolder may lie in several ranges.
+        """
+        if self.names != EVERY_NAME:
+            return self._list_range(self.names)
+        return store_of(self.here).list_folder(self.here, self._beginning, one_folder)
+
+    def _list_range(self, names: NameRange, at_once: int | None = None) -> Iterator[FoundFile]:
+        listed = store_of(self.here).list_folder(self.here, self._beginning, False, names, at_once)
+        return (found for found in listed if isinstance(found, FoundFile) and names.holds(found.path))
+
+    @property
+    def _beginning(self) -> str:
+        """Of the names in the folder that can match."""
         began = any("**" in part for part in self.parts[: self._depth])
-        return store_of(self.here).list_folder(self.here, "" if began else fixed_beginning(self.parts[self._depth]), one_folder)
+        return "" if began else fixed_beginning(self.parts[self._depth])
 
 
 def _looked_up(file: FoundFile) -> FoundFile | None:
@@ -210,7 +241,7 @@ def files_of(folder: str, pattern: str = "*") -> Iterator[FoundFile]:
 
 
 def divided(locations: Iterable[Location], wanted: int) -> list[Location]:
-    """Divides locations into about as many as wanted, if looking at a few folders gives so many.
+    """Divides locations into about as many as wanted, if looking at a few folders gives so many, or ranges of many names.
 
     Raises:
       InputError: A folder cannot be listed.
@@ -220,7 +251,7 @@ def divided(locations: Iterable[Location], wanted: int) -> list[Location]:
     while rest and len(whole) + len(rest) < wanted:
         location = rest.popleft()
         with _listed(location):
-            parts = location.split_by_folder()
+            parts = location.split()
         if parts == [location]:
             whole.append(location)
         else:

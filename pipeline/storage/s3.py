@@ -12,13 +12,16 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from pipeline.storage.store import FoundFile, Reserve, Store, check_size
+from pipeline.storage.name_ranges import NameRange
+from pipeline.storage.store import EVERY_NAME, FoundFile, Reserve, Store, check_size
 
 S3 = "s3://"
 
 
 class S3Store(Store):
     """Buckets of S3; an object's generation is its ETag."""
+
+    lists_ranges = True
 
     def look_up(self, path: str, generation: str = "") -> FoundFile:
         with _client() as client:
@@ -34,15 +37,19 @@ class S3Store(Store):
                 check_size(found, most_bytes, reserve)
                 return body.read(), found.generation
 
-    def list_folder(self, folder: str, beginning: str, one_folder: bool) -> Iterator[FoundFile | str]:
+    def list_folder(
+        self, folder: str, beginning: str, one_folder: bool, names: NameRange = EVERY_NAME, at_once: int | None = None
+    ) -> Iterator[FoundFile | str]:
         bucket, _, prefix = f"{folder}{beginning}".removeprefix(S3).partition("/")
+        after, until = (path.removeprefix(f"{S3}{bucket}/") for path in names)
+        wanted = {"Bucket": bucket, "Prefix": prefix, "Delimiter": "/" if one_folder else "", "StartAfter": after}
         with _client() as client:
-            for page in client.get_paginator("list_objects_v2").paginate(
-                Bucket=bucket, Prefix=prefix, Delimiter="/" if one_folder else ""
-            ):
+            for page in client.get_paginator("list_objects_v2").paginate(**wanted, PaginationConfig={"PageSize": at_once}):
                 found = page.get("Contents", ())
                 yield from (FoundFile(f"{S3}{bucket}/{each['Key']}", each["Size"], _etag(each)) for each in found)
                 yield from (each["Prefix"][:-1].rpartition("/")[2] for each in page.get("CommonPrefixes", ()))
+                if until and found and found[-1]["Key"] > until:
+                    return
 
     def read_range(self, path: str, start: int, end: int, generation: str = "") -> bytes:
         only_if = {"IfMatch": generation} if generation else {}

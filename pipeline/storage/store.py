@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from pipeline.errors import AwayError, UserError
 from pipeline.failures import ImageError
+from pipeline.storage.name_ranges import NameRange
 
 RETRY_SECONDS = 120.0  # as Google's clients
 _LONGEST_WAIT_SECONDS = 2.0  # between two tries, and so after the job was stopped
@@ -22,6 +23,8 @@ _PASSING_ERRNOS = {
     *(errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM),  # this machine is short of something
     *(errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENOTCONN),
 }  # EIO is not among them: a bad sector stays bad
+
+EVERY_NAME = NameRange()
 
 Reserve = Callable[[int], None]
 _Answer = TypeVar("_Answer")
@@ -42,7 +45,13 @@ class FoundFile(NamedTuple):
 
 
 class Store:
-    """A store: the files of one machine, or all that a scheme names."""
+    """A store: the files of one machine, or all that a scheme names.
+
+    Attributes:
+      lists_ranges: Whether it lists a range of names without those before it.
+    """
+
+    lists_ranges = False
 
     def look_up(self, path: str, generation: str = "") -> FoundFile:
         """Size and generation of a file, where the store can, of the version with the given generation."""
@@ -65,8 +74,18 @@ class Store:
         """The bytes `[start, end)` of a file, if it has such bytes, only of the given generation if there is one."""
         raise NotImplementedError
 
-    def list_folder(self, folder: str, beginning: str, one_folder: bool) -> Iterator[FoundFile | str]:
-        """The objects whose names begin with `folder` and `beginning`, and the names of subfolders if only one is listed."""
+    def list_folder(
+        self, folder: str, beginning: str, one_folder: bool, names: NameRange = EVERY_NAME, at_once: int | None = None
+    ) -> Iterator[FoundFile | str]:
+        """The objects whose names begin with `folder` and `beginning`, and the names of subfolders if only one is listed.
+
+        Args:
+          folder: Ends with a slash.
+          beginning: Of names in it.
+          one_folder: Whether to list only what lies directly in it.
+          names: Others need not be listed, where the store `lists_ranges`.
+          at_once: Names that one request asks for, where it does; None: as many as the store gives.
+        """
         raise NotImplementedError
 
     @contextlib.contextmanager

@@ -11,8 +11,9 @@ from typing import BinaryIO
 from pipeline.failures import ImageError
 from pipeline.storage.azure import ABFS, AzureStore
 from pipeline.storage.cloud import GS, GoogleStore
+from pipeline.storage.name_ranges import NameRange
 from pipeline.storage.s3 import S3, S3Store
-from pipeline.storage.store import RETRY_SECONDS, FoundFile, Reserve, Store, check_size, retried
+from pipeline.storage.store import EVERY_NAME, RETRY_SECONDS, FoundFile, Reserve, Store, check_size, retried
 from pipeline.storage.web import WEB, WebStore
 
 LISTED = (GS, S3, ABFS)  # object storage
@@ -38,7 +39,9 @@ class LocalStore(Store):
             file.seek(start)
             return file.read(end - start)
 
-    def list_folder(self, folder: str, beginning: str, one_folder: bool) -> Iterator[FoundFile | str]:
+    def list_folder(
+        self, folder: str, beginning: str, one_folder: bool, names: NameRange = EVERY_NAME, at_once: int | None = None
+    ) -> Iterator[FoundFile | str]:
         """One folder, whose files are not looked at; only itself, as a file, if the system refuses to list (all of) it."""
         try:
             with os.scandir(folder) as entries:
