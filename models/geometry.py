@@ -7,6 +7,7 @@ the centre of the first pixel is at 0.5, 0.5.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -20,7 +21,7 @@ if TYPE_CHECKING:  # pydantic is not for feeder processes
 Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.integer]
 
-_FAR = 1e6  # pixels; boxes that end beyond are compared up to there, so that their size leaves the others their precision
+_ROUNDS, _FEW_GROUPS = 8, 8  # of suppression; each round costs 0.03 ms, however many boxes are left
 
 
 def boxes_to_xyxy(boxes: Any, box_format: BoxFormat, xp: Any = np) -> Any:
@@ -158,31 +159,44 @@ def greedy_pairs(iou: Floats, least: float, free_rows: set[int], free_columns: s
     return pairs
 
 
-def nms(boxes_xyxy: Floats, scores: Floats, class_ids: Ints, iou_threshold: float, max_detections: int) -> npt.NDArray[np.intp]:
-    """Greedy non-maximum suppression: the indices to keep, confidence descending, ties in the given order.
+def nms(boxes_xyxy: Floats, scores: Floats, groups: Ints, iou_threshold: float) -> npt.NDArray[np.bool_]:
+    """Greedy non-maximum suppression in all groups at once: `(N,)`, whether a box stays.
 
-    A box is dropped if its IoU with a kept box of its class is *above* `iou_threshold`. A box without area has no rivals.
-    OpenCV compares the boxes, those of each class in a place of its own: its own `NMSBoxesBatched` lets classes touch where
-    coordinates are negative. Its IoU is float32.
+    A box is dropped if its IoU with a better box of its group that stays is *above* `iou_threshold`; of two with the same score
+    the first one is better. A box without area has no rivals.
+
+    Each round keeps the best box of each group and drops its rivals. What is left after a few rounds, or of a few groups, goes to
+    OpenCV. Its `NMSBoxes` takes one group at a time: 60 boxes around ten objects take 0.02 CPU-ms an image in batches of 32 here,
+    and 0.10 there. Its `NMSBoxesBatched` compares boxes of different groups, too.
 
     Args:
       boxes_xyxy: `(N, 4)`.
       scores: `(N,)` confidences.
-      class_ids: `(N,)`.
+      groups: `(N,)`: which boxes are rivals, such as those of one image and class.
       iou_threshold: 0..1.
-      max_detections: Keep at most so many, over all classes.
     """
-    if not len(scores):
-        return np.zeros(0, np.intp)
-    order: npt.NDArray[np.intp] = np.argsort(-scores, kind="stable")
-    edges = np.clip(boxes_xyxy[order], -_FAR, _FAR)
-    rects = np.concatenate([edges[:, :2], edges[:, 2:] - edges[:, :2]], axis=1)
-    rects[:, 0] += class_ids[order] * (np.ptp(edges) + 1)
-    flat = (rects[:, 2:] <= 0).any(axis=1)
-    if not flat.any():
-        kept = cv2.dnn.NMSBoxes(rects.tolist(), [*range(len(rects), 0, -1)], 0.0, iou_threshold)
-        return order[np.array(kept[:max_detections], np.intp)]
-    solid = np.flatnonzero(~flat)
-    among = cv2.dnn.NMSBoxes(rects[solid].tolist(), [*range(len(solid), 0, -1)], 0.0, iou_threshold) if solid.size else ()
-    found: npt.NDArray[np.intp] = np.sort(np.concatenate([solid[np.array(among, np.intp)], np.flatnonzero(flat)]))
-    return order[found[:max_detections]]
+    order = np.lexsort((-scores, groups))
+    corners = boxes_xyxy.take(order, axis=0).T
+    sizes = np.maximum(corners[2:] - corners[:2], 0)
+    edges = np.concatenate([corners, np.prod(sizes, axis=0, keepdims=True)])  # and the area
+    ordered, stays = groups.take(order), edges[4] == 0
+    left = np.flatnonzero(~stays)
+    for turn in itertools.count():
+        of = ordered.take(left)
+        is_best = np.ones(len(left), np.bool_)
+        is_best[1:] = of[1:] != of[:-1]
+        best, others = left[is_best], left[~is_best]
+        if len(best) < _FEW_GROUPS or turn == _ROUNDS:
+            break
+        stays[best] = True
+        rivals = best.take((np.cumsum(is_best) - 1)[~is_best])
+        a, b = edges.take(others, axis=1), edges.take(rivals, axis=1)
+        width, height = np.maximum(np.minimum(a[2:4], b[2:4]) - np.maximum(a[:2], b[:2]), 0)
+        common = width * height
+        left = others[common <= iou_threshold * (a[4] + b[4] - common)]
+    for group in np.split(left, np.flatnonzero(is_best)[1:]) if len(left) else ():
+        rects = np.concatenate([corners[:2, group], sizes[:, group]]).T.tolist()
+        stays[group[np.array(cv2.dnn.NMSBoxes(rects, [*range(len(group), 0, -1)], 0.0, iou_threshold))]] = True
+    found = np.empty(len(order), np.bool_)
+    found[order] = stays
+    return found

@@ -17,6 +17,7 @@ from pipeline.failures import Failure, ImageError
 from pipeline.records import Detections
 
 _NO_CLASS = -(2**31)
+_GROUPS = 2**32  # of each image: one for each class
 
 
 def to_detections(
@@ -54,17 +55,13 @@ def to_detections(
     kept = np.isfinite(on_image).all(axis=-1)
     if detect.classes:
         kept &= np.isin(class_ids, [metadata.class_names.index(name) for name in detect.classes])
-    of, fitted, on_image, confidences, class_ids = of[kept], fitted[kept], on_image[kept], confidences[kept], class_ids[kept]
-    ends = np.searchsorted(of, np.arange(images + 1)).tolist()
     if metadata.nms == "pipeline":
-        parts = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
-        orders = [
-            part.start + nms(fitted[part], confidences[part], class_ids[part], detect.iou_threshold, detect.max_detections)
-            for part in parts
-        ]
-    else:
-        order = np.lexsort((-confidences, of))  # stable
-        orders = [order[start : min(stop, start + detect.max_detections)] for start, stop in itertools.pairwise(ends)]
+        of, fitted, on_image, confidences, class_ids = (each[kept] for each in (of, fitted, on_image, confidences, class_ids))
+        kept = nms(fitted, confidences, of * _GROUPS + class_ids, detect.iou_threshold)
+    of, on_image, confidences, class_ids = (each[kept] for each in (of, on_image, confidences, class_ids))
+    order = np.lexsort((-confidences, of))  # stable
+    ends = np.searchsorted(of, np.arange(images + 1)).tolist()
+    orders = [order[start : min(stop, start + detect.max_detections)] for start, stop in itertools.pairwise(ends)]
     confidences = np.minimum(confidences, np.float32(1))
     names = functools.cache(functools.partial(class_name, metadata))
     return [

@@ -59,7 +59,8 @@ def expected_detections(image, score_threshold, iou_threshold, max_detections):
     scores = scores * (np.round(image[INPUT_HW[0] // 2, INPUT_HW[1] // 2] / 255 * 4) / 4).astype(np.float32)
     confidences, class_ids = scores.max(axis=1), scores.argmax(axis=1)
     above = np.flatnonzero(confidences > score_threshold)
-    kept = above[nms(boxes[above], confidences[above], class_ids[above], iou_threshold, max_detections)]
+    stays = above[nms(boxes[above], confidences[above], class_ids[above], iou_threshold)]
+    kept = stays[np.argsort(-confidences[stays], kind="stable")][:max_detections]
     return boxes[kept], confidences[kept], class_ids[kept]
 
 

@@ -104,30 +104,35 @@ SCORES = np.array([0.5, 0.9, 0.7, 0.6])
 
 
 @pytest.mark.parametrize(
-    ("class_ids", "iou_threshold", "max_detections", "kept"),
+    ("groups", "iou_threshold", "stays"),
     [
-        ([0, 0, 0, 0], 0.45, 10, [1, 2]),
-        ([1, 0, 0, 0], 0.45, 10, [1, 2, 0]),
-        ([0, 0, 0, 0], 0.9, 10, [1, 2, 3, 0]),
-        ([0, 0, 0, 0], 0.45, 1, [1]),
-        ([0, 0, 0, 0], 0.45, 0, []),
+        ([0, 0, 0, 0], 0.45, [1, 2]),
+        ([1, 0, 0, 0], 0.45, [0, 1, 2]),
+        ([0, 0, 0, 0], 0.9, [0, 1, 2, 3]),
+        ([-(2**40), -(2**40), 2**40, 2**40], 0.45, [1, 2, 3]),
     ],
-    ids=["one class", "two classes", "at the threshold stays", "limit", "none wanted"],
+    ids=["one class", "two classes", "at the threshold stays", "two images"],
 )
-def test_nms_keeps_the_best_of_each_cluster(class_ids, iou_threshold, max_detections, kept):
-    result = nms(BOXES, SCORES, np.array(class_ids), iou_threshold, max_detections)
-    assert result.tolist() == kept
+def test_nms_keeps_the_best_of_each_cluster(groups, iou_threshold, stays):
+    assert np.flatnonzero(nms(BOXES, SCORES, np.array(groups), iou_threshold)).tolist() == stays
 
 
-@given(st.integers(min_value=0, max_value=200), st.integers(min_value=0, max_value=2**32 - 1), st.floats(0.1, 0.9))
-def test_nms_leaves_no_rivals_and_drops_nothing_without_one(count, seed, iou_threshold):
+def test_of_equal_scores_the_first_stays_and_a_box_without_area_has_no_rivals():
+    twice = np.repeat(BOXES[:1], 3, axis=0)
+    flat = np.array([[0, 0, 10, 0], [10, 10, 0, 0], [10, 0, 0, 10]], float)
+    boxes = np.concatenate([twice, flat, flat])
+    assert nms(boxes, np.full(len(boxes), 0.5), np.zeros(len(boxes), int), 0.45).tolist() == [True, False, False] + [True] * 6
+    assert nms(boxes[:0], np.zeros(0), np.zeros(0, int), 0.45).tolist() == []
+
+
+@given(st.integers(0, 200), st.integers(0, 2**32 - 1), st.floats(0.1, 0.9), st.sampled_from([1, 2, 40]))
+def test_nms_leaves_no_rivals_and_drops_nothing_without_one(count, seed, iou_threshold, groups):
     rng = np.random.default_rng(seed)
     corners = rng.uniform(0, 50, (count, 2))
     boxes = np.concatenate([corners, corners + rng.uniform(1, 40, (count, 2))], axis=1)
-    scores, class_ids = rng.uniform(0, 1, count), rng.integers(0, 2, count)
-    kept = nms(boxes, scores, class_ids, iou_threshold, count)
+    scores, class_ids = rng.uniform(0, 1, count), rng.integers(0, groups, count)
+    kept = np.flatnonzero(nms(boxes, scores, class_ids, iou_threshold))
     rivals = (iou_matrix(boxes, boxes) > iou_threshold) & (class_ids[:, None] == class_ids[None, :])
     assert rivals[np.ix_(kept, kept)].sum() == len(kept)
-    assert (np.diff(scores[kept]) <= 0).all()
     for dropped in set(range(count)) - set(kept.tolist()):
         assert (rivals[dropped, kept] & (scores[kept] >= scores[dropped])).any()
