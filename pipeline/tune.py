@@ -5,9 +5,9 @@
 
 The settings of the start are the defaults, or those of --config. Candidates change engine and precision, and on a GPU whether XLA
 compiles, then the batches in flight, the threads, the batch sizes and the feeder processes, each on top of the best so far. Each
-runs in a process of its own, and each of its turns lies between two turns of the start, so that other work on the machine slows
-both. At the end the best races against the start. Only what is faster beyond doubt (a paired t-test of seven rounds, 95 %), and
-by two percent, is written.
+runs in a process of its own, as a job does and on the same GPU as the start, and each of its turns lies between two turns of the
+start, so that other work on the machine slows both. At the end the best races against the start. Only what is faster beyond doubt
+(a paired t-test of seven rounds, 95 %), and by two percent, is written.
 
 Exit code 0: done, also where nothing is faster; 1: the model cannot be used; 2: a wrong command or place; 130: stopped.
 """
@@ -15,7 +15,6 @@ Exit code 0: done, also where nothing is faster; 1: the model cannot be used; 2:
 from __future__ import annotations
 
 import argparse
-import collections
 import contextlib
 import dataclasses
 import datetime
@@ -26,6 +25,7 @@ import os
 import signal
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import resource_tracker
@@ -39,11 +39,12 @@ from models.evaluate.detection_rows import RowsError
 from pipeline.config import Config, check_model_is_named, load_config
 from pipeline.config.engines import ENGINES, ONNX, SAVED_MODEL, SERVER, engines_for
 from pipeline.config.setting import is_own_engine
-from pipeline.detect.describe_model import onnx_file
+from pipeline.detect.detect_objects import detect_images
 from pipeline.detect.detector import Detector
+from pipeline.detect.gpus import gpu_names, take_gpu
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.load_model import engine_of
-from pipeline.detect.versions import is_remote, locate
+from pipeline.detect.versions import is_remote, resolve_versions
 from pipeline.errors import DONE, FAILED, WRONG, CommandParser, InputError, ModelError, OutputError, run_command
 from pipeline.limits import available_cpus, machine, nvidia_gpus
 from pipeline.log_lines import console, plural
@@ -96,6 +97,7 @@ def _tune(flags: argparse.Namespace) -> int:
     config = load_config(flags.config, given)
     photos = _first_photos(flags.input)
     check_model_is_named(config.model, config.detect)
+    _share_gpu(config.detect.device)
     ends, best = time.monotonic() + flags.budget_s, Result({})
     try:
         with race(flags.config, given, photos, flags.min_agreement) as measure:
@@ -115,6 +117,12 @@ def _tune(flags: argparse.Namespace) -> int:
     write_file(flags.output, _config_text(won, verdict).encode())
     print(flags.output)
     return DONE
+
+
+def _share_gpu(device: str) -> None:
+    """Lets the start and its rivals see one GPU of several: each process would take another one."""
+    if (gpus := nvidia_gpus()) > 1 and device in ("auto", "gpu"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu_names(gpus)[take_gpu(gpus)]
 
 
 STAGES = ("engine", "concurrent_batches", "intra_op_threads", "batch_sizes", "feeder_processes")  # what matters most comes first
@@ -156,7 +164,7 @@ def _files_of(config: Config) -> str:
         return ""
     if is_remote(config.model.path):
         return SERVER
-    return ONNX if onnx_file(locate(config.model.path, config.model.model_version)[0]) else SAVED_MODEL
+    return ONNX if resolve_versions(config.model.path, config.model.model_version)[0].is_onnx else SAVED_MODEL
 
 
 @contextlib.contextmanager
@@ -219,31 +227,28 @@ def _serve(connection: Connection, configs: Sequence[str], settings: Settings, p
         detector = load_detector(config.model, config.detect)
         connection.send([detection_row(found) for found in detector.detect(images) if isinstance(found, DetectedImage)])
         while True:
-            connection.send(_throughput(detector, images, connection.recv()))
+            connection.send(rate(detector, images, connection.recv()))
     except Exception as err:  # noqa: BLE001  whatever these settings do to an engine
         connection.send(ModelError(" ".join(str(err).split()) or type(err).__name__))
     finally:
         os._exit(0)  # nothing is left to do, and TensorFlow's threads would wait for each other
 
 
-def _throughput(detector: Detector, photos: Sequence[ImageRef], seconds: float) -> float:
-    """Images per second while as many are in flight as the detector can use, read from where they are, as a job does it."""
-    images, size = itertools.cycle(photos), detector.chunk_size
-    ahead = -(-detector.model.engine.images_in_flight // size) + 1
-    in_flight = collections.deque(detector.start(list(itertools.islice(images, size))) for _ in range(ahead))
+def rate(detector: Detector, photos: Sequence[ImageRef], seconds: float) -> float:
+    """Images per second of a job that detects in the photos again and again, while it is in full swing; it ends with the turn."""
+    is_over = threading.Event()
+    results = detect_images(itertools.takewhile(lambda _: not is_over.is_set(), itertools.cycle(photos)), detector)
 
-    def finish(count: int) -> None:
-        for _ in range(count):
-            in_flight.popleft().result()
-            in_flight.append(detector.start(list(itertools.islice(images, size))))
+    def finish(images: int) -> int:
+        return sum(1 for _ in itertools.islice(results, images))
 
-    finish(ahead // 2)  # until batches and threads are busy
+    finish(max(detector.chunk_size, detector.model.engine.images_in_flight // 2))  # until batches and threads are busy
     began, done = time.monotonic(), 0
     while (elapsed := time.monotonic() - began) < seconds or not done:
-        finish(1)
-        done += size
-    for result in in_flight:
-        result.result()
+        done += finish(detector.chunk_size)
+    is_over.set()
+    for _ in results:  # nothing of this turn runs in the next one
+        pass
     return done / elapsed
 
 

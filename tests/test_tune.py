@@ -14,9 +14,13 @@ import pytest
 
 from pipeline import tune
 from pipeline.config import Config, DetectConfig, ModelConfig, load_config
+from pipeline.detect.detect_objects import detect_images
+from pipeline.detect.detector import Detector
 from pipeline.limits import available_cpus, machine
+from pipeline.records import ImageRef
 from pipeline.tune import Result, better, candidates, decide, main, race
 from tests.conftest import REPO
+from tests.detect.versioned_models import loaded
 from tests.processes import has_ended, running, wait_until
 
 SCENES = sorted(map(str, (REPO / "models" / "digits" / "samples").glob("*.jpg")))[:4]
@@ -36,6 +40,75 @@ def test_each_candidate_is_measured_beside_the_start_and_an_impossible_one_ends_
         assert blind.refused.startswith("it finds other objects: agreement 0.000") and blind.speed == 0
         failing = measure({"detect.max_megapixels": 0.01})
         assert failing.refused.startswith("the outputs have no image in common") and failing.speed == 0
+
+
+class Watched(Detector):
+    """A detector that counts the chunks that are started before the first one's results are taken."""
+
+    ahead = 0
+
+    def start(self, images):
+        chunk = super().start(images)
+        if not self.taken:
+            self.ahead += 1
+        chunk.result = lambda result=chunk.result: self.taken.append(True) or result()
+        return chunk
+
+
+def test_a_turn_has_as_many_images_under_way_as_a_job():
+    """So many that all feeder processes have work, which is more than the engine alone can use."""
+    photos, ahead = [ImageRef(scene) for scene in SCENES], []
+    for detect in (lambda detector: [*detect_images(photos * 50, detector)], lambda detector: tune.rate(detector, photos, 0.0)):
+        model = loaded("7", lambda pixels: {"boxes": np.zeros((len(pixels), 1, 4)), "scores": np.zeros((len(pixels), 1))})
+        detector = Watched(model, DetectConfig(feeder_processes=3))
+        detector.taken = []
+        detect(detector)
+        ahead.append(detector.ahead)
+        detector.close()
+    assert ahead[0] == ahead[1] > model.engine.images_in_flight + 1
+
+
+TELLS = """
+import os
+import numpy as np
+from models.metadata import DetectorMetadata
+from pipeline.detect.engine import FunctionEngine, OpenedModel
+
+def open_model(local, folder, model, detect):
+    with open(os.environ["TOLD"], "a") as file:
+        print(os.environ.get("CUDA_VISIBLE_DEVICES"), file=file)
+    def find(pixels):
+        return {"boxes": np.full((len(pixels), 1, 4), 0.5), "scores": np.ones((len(pixels), 1))}
+    return OpenedModel(FunctionEngine(find, detect), DetectorMetadata("toy", (96, 128), "stretch", ("a",)))
+"""
+ON_TWO_GPUS = """
+import sys
+from pipeline import tune
+
+if __name__ == "__main__":
+    tune.nvidia_gpus = lambda: 2
+    tune.STAGES = ("batch_sizes",)
+    tune.candidates = lambda *_: [{"detect.batch_sizes": [1]}]
+    sys.exit(tune.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_on_several_gpus_all_trials_run_on_one_that_nobody_else_uses(tmp_path, monkeypatch):
+    """Else the start and a candidate, two processes, would each take another one."""
+    for name, code in {"tells.py": TELLS, "on_two_gpus.py": ON_TWO_GPUS}.items():
+        (tmp_path / name).write_text(code)
+    for name, value in {"PYTHONPATH": f"{tmp_path}:{REPO}", "TMPDIR": str(tmp_path), "TOLD": str(tmp_path / "told")}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    other = "import sys; from pipeline.detect.gpus import take_gpu; print(take_gpu(2), flush=True); sys.stdin.read()"
+    with running([sys.executable, "-c", other], cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"0\n"
+        (tmp_path / "job.yaml").write_text("model: {name: toy}\ndetect: {engine: 'tells:open_model'}\n")
+        command = [sys.executable, "on_two_gpus.py", "--config", "job.yaml", "--input", SCENES[0]]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    told = (tmp_path / "told").read_text().split()
+    assert len(told) >= 2 and set(told) == {"1"}, told
 
 
 @pytest.mark.matrix
