@@ -9,6 +9,8 @@ The steps themselves are those of `model_arrays`, on values of a graph instead o
 from __future__ import annotations
 
 import dataclasses
+import os
+import posixpath
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,7 @@ from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig
 from pipeline.detect.engine import check_installed
 from pipeline.detect.model_arrays import PICKED, Signature, feed_of, has_candidates, split_outputs
-from pipeline.detect.versions import first_line
+from pipeline.detect.versions import files_of, first_line
 from pipeline.errors import ModelError
 
 if TYPE_CHECKING:
@@ -36,18 +38,36 @@ def read_onnx(file: str, folder: str) -> onnx.ModelProto:
 
     Args:
       file: On this machine.
-      folder: Where it is from, for messages.
+      folder: Where it is from: itself, or the folder of a version.
 
     Raises:
-      ModelError: It is no ONNX file, or the package onnx is missing.
+      ModelError: It is no ONNX file, has weights in a file whose name does not tell that it belongs to it, or the package onnx is
+        missing.
     """
     check_installed("onnxruntime", "onnx")
     import onnx
 
     try:
-        return onnx.load(file)
+        model = onnx.load(file, load_external_data=False)
+        _check_external_data(model, folder)
+        onnx.load_external_data_for_model(model, os.path.dirname(file))
+    except ModelError:
+        raise
     except Exception as err:
         raise ModelError(f"model {folder}: it cannot be read as an ONNX file: {first_line(err)}") from err
+    return model
+
+
+def _check_external_data(model: onnx.ModelProto, folder: str) -> None:
+    """Refuses weights in a file that the fingerprint of a single ONNX file does not cover."""
+    external = [tensor.external_data for tensor in model.graph.initializer]
+    names = {entry.value for entries in external for entry in entries if entry.key == "location"}
+    if names and folder.endswith(".onnx") and (others := names - {posixpath.basename(file.path) for file in files_of(folder)}):
+        other, stem = min(others), posixpath.basename(folder).removesuffix(".onnx")
+        raise ModelError(
+            f"model {folder}: keeps weights in {other}; make a folder of versions: copy the file to {stem}/1/model.onnx and "
+            f"{other} to {stem}/1/{other}, and give --model {stem}"
+        )
 
 
 def add_steps(

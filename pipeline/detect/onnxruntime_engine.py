@@ -53,11 +53,11 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     if not file:
         raise ModelError(f"model {folder}: expected an ONNX file")
     check_installed(detect.engine if detect.engine in ENGINES else "onnxruntime")
+    network = read_onnx(file, folder)
     plain = _plain_session(folder, file)
     inputs, outputs = ({one.name: _tensor(one) for one in ones} for ones in (plain.get_inputs(), plain.get_outputs()))
     signature = channels_last(Signature(inputs, outputs, functools.partial(_answers, plain)))
     metadata = describe_onnx(signature, local, folder, model, detect, properties=plain.get_modelmeta().custom_metadata_map)
-    network = read_onnx(file, folder)
     if detect.precision == "float16" and detect.engine != "tensorrt" and inputs[metadata.input_name].dtype != "float16":
         network = _in_float16(network)
     content, roles = add_steps(network, signature, metadata, detect, folder)

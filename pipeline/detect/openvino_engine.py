@@ -139,7 +139,7 @@ def _open_onnx(file: str, local: str, folder: str, model: ModelConfig, detect: D
     """Each request has one image, where the file allows any number."""
     import openvino
 
-    core = openvino.Core()
+    core, network = openvino.Core(), read_onnx(file, folder)
     try:
         plain = core.read_model(file)
     except RuntimeError as err:
@@ -157,7 +157,7 @@ def _open_onnx(file: str, local: str, folder: str, model: ModelConfig, detect: D
     metadata = describe_onnx(signature, local, folder, model, detect, properties=properties)
     if metadata.resize == "none":
         raise ModelError(f"model {folder}: takes images at their own size; use --engine onnxruntime")
-    content, roles = add_steps(read_onnx(file, folder), signature, metadata, detect, folder)
+    content, roles = add_steps(network, signature, metadata, detect, folder)
     batch = signature.batch_of(metadata) or 1
 
     def read() -> Any:

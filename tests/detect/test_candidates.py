@@ -1,5 +1,7 @@
 """Pixels go to the device, and candidates come back: all of them, also of a crowded image, whatever engine runs the model."""
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from models.geometry import iou_matrix
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_model import name_and_version
 from pipeline.detect.model_arrays import PICKED, candidates_of, picked_candidates
+from pipeline.errors import ModelError
 from pipeline.import_model import main as import_model
 from tests.detect.test_families import NAMED, best_of, centres_to_corners, picture, save
 from tests.onnx_files import HW, NAMES
@@ -200,3 +203,18 @@ def test_external_data_is_part_of_the_model_its_version_and_its_import(tmp_path,
     data = file.with_name("toy.onnx.data")
     data.write_bytes(data.read_bytes()[:-8] + b"\0" * 8)
     assert name_and_version(ModelConfig(str(file)))[1] != detector.model.version
+
+
+def test_weights_in_a_file_of_another_name_need_a_folder_of_versions(tmp_path, capsys):
+    """The version of a single file is a fingerprint, which would miss them."""
+    whole, file = onnx.load(save_onnx(tmp_path / "whole.onnx")), tmp_path / "toy.onnx"
+    onnx.save(whole, str(file), save_as_external_data=True, location="weights.bin", size_threshold=1024)
+    settings = DetectConfig(engine="onnxruntime", score_threshold=0.7, iou_threshold=IOU, max_detections=300)
+    with pytest.raises(ModelError, match=r"keeps weights in weights\.bin; make a folder of versions: copy .* toy/1/model\.onnx"):
+        detected(file, [], settings)
+    assert import_model([str(file), "--output", str(tmp_path / "m" / "1")]) == 2
+    assert "keeps weights in weights.bin" in capsys.readouterr().err
+    (tmp_path / "toy" / "1").mkdir(parents=True)
+    shutil.copy(file, tmp_path / "toy" / "1" / "model.onnx")
+    shutil.copy(tmp_path / "weights.bin", tmp_path / "toy" / "1")
+    check(detected(tmp_path / "toy", [image for image, _ in PICTURES], settings)[0], score=0.7)
