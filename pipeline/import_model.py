@@ -6,6 +6,8 @@ Exit code 0: done; 2: refused, or a wrong command; nothing is written; 130: stop
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import os
 import shlex
 import shutil
@@ -16,9 +18,11 @@ from models import digits
 from models.class_names import read_class_names
 from models.export import written_whole
 from models.import_darknet import import_darknet
+from models.manifest import MANIFEST
 from models.metadata import write_metadata
 from models.quiet import quiet_stderr
 from pipeline.config import ModelConfig
+from pipeline.detect.describe_model import own_metadata
 from pipeline.detect.families import family_of
 from pipeline.detect.golden import GOLDEN
 from pipeline.detect.load_model import recognised
@@ -104,6 +108,8 @@ def _copy(args: argparse.Namespace, version: str) -> str:
         folder, _ = locate(args.file, None)
         shutil.copytree(folder, version, ignore=shutil.ignore_patterns(HIDDEN))
         shutil.rmtree(os.path.join(version, GOLDEN), ignore_errors=True)  # of other names or thresholds
+        with contextlib.suppress(FileNotFoundError):  # it lists the files as they were
+            os.remove(os.path.join(version, MANIFEST))
     elif args.file.lower().endswith(".onnx"):
         title = os.path.splitext(os.path.basename(args.file))[0]
         os.mkdir(version)
@@ -120,6 +126,8 @@ def _copy(args: argparse.Namespace, version: str) -> str:
     console.info("recognising the model")
     with quiet_stderr():
         metadata = recognised(version, folder, ModelConfig(folder, class_names=names, name=title, input_hw=args.input_size))
+    if own := own_metadata(version, folder):  # which has several signatures, of which this machine uses one
+        metadata = dataclasses.replace(own, class_names=metadata.class_names)
     write_metadata(version, metadata)
     height, width = metadata.input_hw
     size = "images at their own size" if metadata.resize == "none" else f"input {height}x{width} ({metadata.resize})"

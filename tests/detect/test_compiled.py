@@ -10,6 +10,7 @@ from models.import_darknet import import_darknet
 from models.metadata import read_metadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_detector import load_detector
+from pipeline.import_model import main as import_model
 from tests.detect.test_families import NAMES, picture, save
 from tests.models.darknet_cases import STEM, conv, random_values, write_weights, yolo
 from tests.tiny_models import save_model
@@ -65,10 +66,16 @@ def test_a_darknet_model_finds_the_same_compiled(darknet):
     check_same(darknet)
 
 
-def test_in_float16_its_boxes_are_decoded_in_float32(darknet):
-    """Compiled as on a GPU: all but the decoding of boxes is float16."""
-    loaded = tf.saved_model.load(str(darknet))  # owns the variables
-    images = tf.constant(np.random.default_rng(0).integers(0, 255, (2, *read_metadata(str(darknet)).input_hw, 3), np.uint8))
+@pytest.mark.parametrize("imported", [False, True], ids=["own", "a copy by import"])
+def test_in_float16_its_boxes_are_decoded_in_float32(darknet, tmp_path, imported):
+    """Compiled as on a GPU: all but the decoding of boxes is float16. An import keeps what that needs."""
+    version, described = str(darknet), read_metadata(str(darknet))
+    if imported:
+        version = str(tmp_path / "copy" / "1")
+        assert import_model([str(darknet), "--output", version]) == 0
+        assert read_metadata(version).threshold_inputs and described.threshold_inputs, "else it runs as a third party's"
+    loaded = tf.saved_model.load(version)  # owns the variables
+    images = tf.constant(np.random.default_rng(0).integers(0, 255, (2, *described.input_hw, 3), np.uint8))
     full, half = (
         tf.function(lambda x, f=loaded.signatures[name]: f(images=x), jit_compile=True)(images)
         for name in ("candidates", "candidates_float16")
