@@ -10,10 +10,11 @@ import pytest
 from pipeline.detect.canary import Canary
 from pipeline.detect.detector import Detector
 from pipeline.detect.engine import ModelFailed, OutOfMemory
+from pipeline.limits import MEMORY
 from pipeline.log_lines import log_lines
 from pipeline.records import EncodedImage, ImageRef, identity_hash
 from pipeline.report.annotate import annotate
-from tests.detect.versioned_models import FAST, image, label, loaded, look, version_of, write_version
+from tests.detect.versioned_models import FAST, ONE, image, label, loaded, look, version_of, write_version
 from tests.processes import in_thread
 
 CPU = dataclasses.replace(FAST, canary_share=0.4)
@@ -123,6 +124,25 @@ def test_a_canary_that_hangs_delays_no_image():
     free.set()
     assert detector.canary_stats(WAIT_S).images == 60 - shown.skipped
     detector.close()
+
+
+def test_a_canary_that_hangs_takes_no_memory_of_pixels_where_two_chunks_are_all_that_fits():
+    free, batches = threading.Event(), dataclasses.replace(ONE, batch_sizes=(32,))
+
+    def find(pixels):
+        return {name: array.repeat(len(pixels), 0) for name, array in find_one(pixels).items()}
+
+    MEMORY.narrow(1)
+    try:
+        detector = Detector(loaded("7", find, batches), ALL)
+        detector.use_canary(loaded("8", lambda pixels: free.wait() and find(pixels), batches))
+        assert detector.chunks_in_flight == 2
+        assert {result.model_version for result in detector.detect([image(n) for n in range(320)])} == {"7"}
+        assert detector.canary_stats().images == 0
+        free.set()
+        detector.close()
+    finally:
+        MEMORY.narrow(None)
 
 
 def test_an_image_that_cannot_be_decoded_is_no_version_s_failure():

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from models.manifest import write_manifest
+from models.manifest import MANIFEST, write_manifest
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.detector import Detector
@@ -23,7 +23,7 @@ from pipeline.detect.load_model import name_and_version
 from pipeline.detect.model_watcher import incompatible
 from pipeline.detect.openvino_convert import converted
 from pipeline.detect.openvino_engine import INT8
-from pipeline.detect.versions import files_of, is_watchable, locate, resolve_versions
+from pipeline.detect.versions import files_of, is_watchable, locate, resolve_versions, versions_in
 from pipeline.errors import ModelError
 from pipeline.log_lines import log_lines
 from pipeline.records import DetectedImage
@@ -44,6 +44,19 @@ def model(tmp_path):
     """A folder with version 7."""
     write_version(tmp_path / "detector", 7)
     return tmp_path / "detector"
+
+
+def test_each_manifest_is_read_once_however_many_versions_there_are(tmp_path):
+    """A job looks every 30 seconds. A file of the same size and time is not read again, so that its new content does not show."""
+    for number in range(1, 366):
+        write_manifest(write_version(tmp_path, number))
+    assert not any(version.missing for version in versions_in(str(tmp_path)).values())
+    for manifest in tmp_path.glob(f"*/{MANIFEST}"):
+        before = manifest.stat()
+        manifest.write_bytes(b"?" * before.st_size)
+        os.utime(manifest, ns=(before.st_atime_ns, before.st_mtime_ns))
+    versions = versions_in(str(tmp_path))
+    assert len(versions) == 365 and not any(version.missing for version in versions.values())
 
 
 @pytest.fixture(scope="module")

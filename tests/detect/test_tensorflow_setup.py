@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.engine import FunctionEngine, OpenedModel
 from pipeline.detect.load_model import load
 from pipeline.detect.tensorflow_internals import freeze
 from pipeline.errors import ModelError
@@ -74,6 +76,31 @@ def test_a_model_on_the_cpu_of_a_machine_with_a_gpu_is_a_warning(monkeypatch):
         loaded = load(ModelConfig(path="digits"), DetectConfig(device=device))
         loaded.engine.close()
         assert "".join(loaded.notes).count("runs on the CPU, though this machine has a GPU") == notes
+
+
+def open_on_gpu(_local, _folder, _model, detect):
+    engine = FunctionEngine(lambda pixels: {"boxes": np.zeros((len(pixels), 1, 4)), "scores": np.zeros((len(pixels), 1))}, detect)
+    engine.gpu = True
+    return OpenedModel(engine, DetectorMetadata("toy", (96, 128), "stretch", ("a",)))
+
+
+@pytest.mark.parametrize(
+    ("device", "processes", "said"),
+    [("auto", None, True), ("gpu", "3", True), ("gpu", "4", False), ("gpu:1", None, False)],
+    ids=["one process", "three", "as many as GPUs", "a GPU that is asked for"],
+)
+def test_a_job_that_leaves_gpus_idle_says_so(monkeypatch, device, processes, said):
+    real = glob.glob
+    found = [f"/dev/nvidia{number}" for number in range(4)]
+    monkeypatch.setattr(glob, "glob", lambda path, **more: found if "nvidia" in path else real(path, **more))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if processes:
+        monkeypatch.setenv("DETECTION_PROCESSES", processes)
+        monkeypatch.setenv("WORKER_ID", "worker_0")
+    engine = f"{__name__}:open_on_gpu"
+    loaded = load(ModelConfig(name="toy"), DetectConfig(engine=engine, device=device))
+    loaded.engine.close()
+    assert [f"has 4 GPUs for the job, which uses {processes or 1} of them" in note for note in loaded.notes] == [True] * said
 
 
 TAKE = """
