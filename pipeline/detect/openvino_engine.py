@@ -113,6 +113,8 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
         missing = f"has no int8 network that can be read ({INT8}); make a version: detect-objects quantize"
         damaged = f"its network for OpenVINO cannot be read: {first_line(err)}; delete {network}"
         raise ModelError(f"model {folder}: {missing if detect.precision == 'int8' else damaged}") from err
+    if detect.labels_per_box == "several" and metadata.nms == "pipeline" and metadata.classes_output:  # as of release 0.1.0
+        raise ModelError(f"model {folder}: its int8 network has one class a box: quantize it again, or leave out labels_per_box")
     metadata = dataclasses.replace(metadata, name=name_of_model(model, own_metadata(local, folder), folder))
     return OpenedModel(open_network(network, detect), metadata, warmup_requests=kept_requests(network))
 

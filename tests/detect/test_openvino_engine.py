@@ -1,5 +1,6 @@
 """OpenVINO finds what TensorFlow finds, without TensorFlow in the job's process; and an image that it fails on fails alone."""
 
+import dataclasses
 import shutil
 import subprocess
 import sys
@@ -16,8 +17,8 @@ from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.engine import ModelFailed, OutOfMemory
 from pipeline.detect.load_detector import load_detector
-from pipeline.detect.openvino_convert import HIDDEN, convert, write_network
-from pipeline.detect.openvino_engine import open_network
+from pipeline.detect.openvino_convert import HIDDEN, convert, read_description, write_network
+from pipeline.detect.openvino_engine import INT8, open_network
 from pipeline.detect.versions import files_of, fingerprint, locate
 from pipeline.errors import ModelError
 from pipeline.log_lines import log_lines
@@ -25,6 +26,7 @@ from tests.conftest import REPO
 from tests.detect.sample_rows import check_equal, rows
 from tests.fixtures import fixtures_dir
 from tests.tiny_models import save_model
+from tests.yolo_exports import export_yolo
 
 openvino = pytest.importorskip("openvino", reason="the extra openvino is not installed")
 
@@ -48,6 +50,35 @@ def cache(tmp_path, monkeypatch):
 @pytest.mark.parametrize("settings", [{}, {"score_threshold": 0.01, "iou_threshold": 0.2, "max_detections": 7}], ids=str)
 def test_the_bundled_detector_gives_the_same_rows_on_both_engines(digits, settings):
     check_equal(rows(digits, engine="openvino", **settings), rows(digits, **settings), 50)
+
+
+def as_of_0_1_0(network, target):
+    """Writes a network as release 0.1.0 did: it ends with the best class of each box and its score."""
+    from openvino import opset8
+
+    found = openvino.Core().read_model(f"{network}/model.xml")
+    boxes, scores = (found.output(role).get_node().input_value(0) for role in ("boxes", "scores"))
+    best = opset8.topk(scores, opset8.constant(np.int64(1)), -1, "max", "value", "i32")
+    outputs = {"boxes": boxes}
+    for role, picked in (("classes", best.output(1)), ("scores", best.output(0))):
+        outputs[role] = opset8.squeeze(picked, opset8.constant(np.array([-1]))).output(0)
+    results = [opset8.result(value) for value in outputs.values()]
+    for role, result in zip(outputs, results, strict=True):
+        result.output(0).get_tensor().set_names({role})
+    metadata = dataclasses.replace(read_description(network), classes_output="classes")
+    write_network(target, openvino.Model(results, found.get_parameters(), "old"), metadata)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cache")
+def test_an_int8_version_of_0_1_0_finds_what_it_found(tmp_path):
+    """It has no scores of other classes, so that a job which asks for them is refused."""
+    folder = export_yolo(tmp_path / "1", "4+C,M")
+    convert(folder, folder, ModelConfig(path=folder), str(tmp_path / "new"))
+    as_of_0_1_0(str(tmp_path / "new"), f"{folder}/{INT8}")
+    check_equal(*(rows(folder, engine="openvino", precision=one, score_threshold=0.4) for one in ("int8", "float32")), 50)
+    with pytest.raises(ModelError, match="its int8 network has one class a box: quantize it again, or leave out"):
+        rows(folder, engine="openvino", precision="int8", labels_per_box="several")
 
 
 @pytest.mark.usefixtures("cache")
