@@ -94,7 +94,7 @@ class Detector:
         self._pool.submit(time.time).result()  # one thread is there, also where the system has no room for more
         self._read = read or ReadConfig()
         self._feeder = feeder or feeder_of(detect)
-        _open(self._feeder, detect, self._read)
+        open_feeder(self._feeder, detect, self._read)
         self.ready_at = time.time()
 
     @property
@@ -146,7 +146,7 @@ class Detector:
     def _small_feeder(self) -> Feeder:
         one_process = dataclasses.replace(self._settings, feeder_processes=1)
         feeder = feeder_of(one_process)
-        _open(feeder, one_process, self._read)
+        open_feeder(feeder, one_process, self._read)
         return feeder
 
     def canary_stats(self, wait_s: float = 0.0) -> CanaryStats | None:
@@ -301,7 +301,7 @@ def feeder_of(detect: DetectConfig) -> Feeder:
     return Feeder(detect.feeder_processes or available_cpus())
 
 
-def _open(feeder: Feeder, detect: DetectConfig, read: ReadConfig) -> None:
+def open_feeder(feeder: Feeder, detect: DetectConfig, read: ReadConfig) -> None:
     """Lets feeder processes work."""
     limits = Limits(
         max_pixels=detect.max_megapixels * 1e6,

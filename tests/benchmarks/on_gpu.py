@@ -1,19 +1,25 @@
 """Tries on a GPU what was built without one, in a quarter of an hour, and prints the rows for BENCHMARKS.md.
 
-    python -m tests.benchmarks.on_gpu [--cfg yolov4.cfg [--weights yolov4.weights]] [--onnx yolov8n.onnx]
+    python -m tests.benchmarks.on_gpu [--onnx yolov8n.onnx] [--cfg yolov4.cfg [--weights yolov4.weights]]
     python -m tests.benchmarks.on_gpu --dry-run
 
-The first table has images per second of each engine that is installed, beside those of the engine alone, which runs one batch
-again and again, one to four at a time, and beside a plain loop with it; and the share of time in which `nvidia-smi` sees the
-GPU busy. The detector is YOLOv4-tiny with random weights; with `--cfg` also YOLOv4 at 608x608, without `--weights` with random
-ones. The second table has what must hold: the choice of a device, the growth and the bound of its memory, smaller batches after
-an out-of-memory error, two processes on one GPU, two GPUs. Each row is also printed as soon as it is there. The dry run takes
-the same steps with the bundled digits on a CPU, small. It is the default where there is no GPU.
+The first table says where a job stands. Its images per second are those from the warm model to the last row. Beside them stand
+(a) those of the feed alone, whose processes read, decode and fit the same images for nobody; (b) those of the engine alone,
+with three batches of pixels queued; (c) where PyTorch and torchvision are installed, those of YOLOv8n by `torch.compile` behind
+a DataLoader; then the job's share of the lesser of (a) and (b), which it cannot pass, and of (c) for an ONNX file; and the
+share of time in which `nvidia-smi` sees the GPU busy.
+
+What matters most comes first: the DataLoader, the ONNX file that `--onnx` names (a toy without), YOLOv4-tiny with random
+weights, and with `--cfg` YOLOv4 at 608x608, without `--weights` with random ones. The second table has what must hold: the
+choice of a device, the growth and the bound of its memory, smaller batches after an out-of-memory error, two processes on one
+GPU, two GPUs. Each row is also printed as soon as it is there. The dry run takes the same steps with the bundled digits on a
+CPU, small. It is the default where there is no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import importlib.util
 import shutil
@@ -33,15 +39,16 @@ import numpy as np
 from models import digits
 from models.darknet.network import parse_network
 from models.import_darknet import import_darknet
-from pipeline.config import DetectConfig, ModelConfig, load_config
+from pipeline.config import DetectConfig, ModelConfig, ReadConfig, load_config
 from pipeline.config.engines import ENGINES, SERVER
 from pipeline.detect import tensorflow_setup
 from pipeline.detect.batcher import Batcher
+from pipeline.detect.detector import feeder_of, open_feeder
 from pipeline.detect.engine import FunctionEngine, OutOfMemory
 from pipeline.detect.load_model import load
 from pipeline.errors import UserError
-from pipeline.feed.fit import ModelInput, fit
-from pipeline.limits import available_cpus
+from pipeline.feed.fit import ModelInput
+from pipeline.records import ImageRef
 from tests.benchmarks import results
 from tests.benchmarks.contenders import CONFIG, Contender, ours
 from tests.benchmarks.images import BENCH, SMALL, link_images, make_images
@@ -54,6 +61,9 @@ _BOUND_MB = 2048  # of memory, for a model that takes less, and for batches that
 LARGE = "YOLOv4 at 608"
 _OBJECTNESS = -1.6  # 75 candidates at 608x608
 _SIZES, _LARGE_SIZES = (1, 2, 4, 8), (1, 8, 64, 512)
+_QUEUED = 3  # batches of the engine alone
+LOADER = "YOLOv8n behind a DataLoader"
+FIGURES = ("images/s", "feed alone", "engine alone", "of the lesser", "of the DataLoader", "GPU busy", "GPU MB")
 
 
 class Model(NamedTuple):
@@ -83,6 +93,13 @@ class Trial(NamedTuple):
     def flags(self) -> list[str]:
         """The flags of its job."""
         return ["--engine", self.engine, "--device", self.device, "--precision", self.precision]
+
+
+def trials_of(model: Model, engine: str, device: str) -> list[Trial]:
+    """The trials of a model with an engine: in half precision where the device has one, then in float32."""
+    has = ENGINES[engine].precisions_on(gpu=device == "gpu")
+    device = device if "gpu" in ENGINES[engine].precisions else "cpu"
+    return [Trial(model, engine, device, one) for one in ("float16", "bfloat16", "float32") if one in (*has, "float32")]
 
 
 class Machine(NamedTuple):
@@ -173,26 +190,37 @@ def sizes_left(model: Model, device: str) -> tuple[int, ...]:
     return batcher.batch_sizes
 
 
-def without_pipeline(trial: Trial, images: Path) -> tuple[list[float], float]:
-    """Images per second of the engine alone, with one to four threads, and of threads that also read, decode and resize."""
+def alone(trial: Trial, folder: Path) -> tuple[float, float]:
+    """Images per second of the feed without an engine, and of the engine without a feed, as the job has them."""
     detect = DetectConfig(engine=trial.engine, device=trial.device, precision=trial.precision)
-    loaded = load(trial.model.config(), detect)
-    to, engine = ModelInput.of(loaded.metadata), loaded.engine.engine
-    size, files = loaded.engine.batch_sizes[-1], sorted(images.iterdir())
-    batches = [files[start : start + size] for start in range(0, len(files) - size + 1, size)]
+    with contextlib.closing(feeder_of(detect)) as feeder:
+        loaded = load(trial.model.config(), detect)
+        open_feeder(feeder, detect, ReadConfig())
+        to, engine, size = ModelInput.of(loaded.metadata), loaded.engine.engine, loaded.engine.batch_sizes[-1]
+        images = [ImageRef(str(path)) for path in sorted(folder.iterdir())]
+        first = feeder.start(images[:size], to).result()
+        pixels = np.resize(first.pixels, (size, *first.pixels.shape[1:]))
+        first.release()
+        under_way, began = collections.deque(), time.monotonic()
+        for start in range(0, len(images), size):
+            under_way.append(feeder.start(images[start : start + size], to))
+            if len(under_way) * size > feeder.processes * feeder.images_ahead(to):
+                under_way.popleft().result().release()
+        for chunk in under_way:
+            chunk.result().release()
+        fed = len(images) / (time.monotonic() - began)
+    batches, began = max(2 * _QUEUED, len(images) // size // 4), time.monotonic()
+    with ThreadPoolExecutor(_QUEUED) as pool:
+        list(pool.map(engine.run, [pixels] * batches))
+    return fed, batches * size / (time.monotonic() - began)
 
-    def prepared(batch: Sequence[Path]) -> np.ndarray:
-        return np.stack([fit(path.read_bytes(), to, 1e9)[1] for path in batch])
 
-    def rate(threads: int, detect: Callable[[Sequence[Path]], object], batches: Sequence[Sequence[Path]]) -> float:
-        began = time.monotonic()
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(detect, batches))
-        return size * len(batches) / (time.monotonic() - began)
+def loader_rate(folder: Path) -> float:
+    """Images per second of PyTorch's DataLoader before a compiled YOLOv8n."""
+    from tests.benchmarks import torch_loader  # PyTorch may not be there
 
-    pixels = prepared(batches[0])
-    alone = [rate(threads, lambda _batch: engine.run(pixels), batches[::4]) for threads in range(1, 5)]
-    return alone, rate(available_cpus(), lambda batch: engine.run(prepared(batch)), batches)
+    images = len(list(folder.iterdir()))
+    return torch_loader.rate(folder, min(32, images // 4))
 
 
 def checks(machine: Machine) -> list[list[str]]:
@@ -240,23 +268,27 @@ def _run(name: str, job: Contender, machine: Machine) -> Run:
 
 def speeds(machine: Machine, trials: Sequence[Trial]) -> list[list[str]]:
     """The rows of the first table."""
-    rows = []
+    missing = next((name for name in ("torch", "torchvision") if not importlib.util.find_spec(name)), "")
+    loader = f"skipped: {missing} is not installed" if missing else _attempt(in_child, loader_rate, machine.images())
+    shown, empty = loader if isinstance(loader, str) else f"{loader:.1f}", [""] * (len(FIGURES) - 1)
+    rows = [_row(LOADER, "PyTorch", machine.device, "float16" if machine.gpus else "float32", shown, *empty)]
     for trial in trials:
-        installed = importlib.util.find_spec(trial.engine)
-        missing = "needs a server" if SERVER in ENGINES[trial.engine].files else "" if installed else "is not installed"
+        skipped = "" if importlib.util.find_spec(trial.engine) else "is not installed"
+        skipped = "needs a server" if SERVER in ENGINES[trial.engine].files else skipped
         images = machine.count // 4 if trial.model.title == LARGE else machine.count  # a quarter of them takes as long
-        found = f"skipped: {missing}" if missing else _attempt(_speed, machine._replace(count=images), trial)
-        figures = [found, *[""] * 4] if isinstance(found, str) else found
+        found = f"skipped: {skipped}" if skipped else _attempt(_speed, machine._replace(count=images), trial, loader)
+        figures = [found, *empty] if isinstance(found, str) else found
         rows.append(_row(trial.model.title, trial.engine, trial.device, trial.precision, *figures))
     return rows
 
 
-def _speed(machine: Machine, trial: Trial) -> list[str]:
+def _speed(machine: Machine, trial: Trial, loader: float | str) -> list[str]:
     with watched(machine.gpus) as samples:
         run = _run(" ".join((trial.model.title, *trial.flags()[1::2])), trial.model.job(*trial.flags()), machine)
-    alone, loop = in_child(without_pipeline, trial, machine.images())
-    rates = [f"{run.images_per_second:.1f}", ", ".join(f"{rate:.0f}" for rate in alone), f"{run.images_per_second / loop:.2f}"]
-    return [*rates, *_busy_and_memory(samples, run)]
+    rate, (fed, engine) = run.images_per_second, in_child(alone, trial, machine.images())
+    of_loader = f"{rate / loader:.2f}" if isinstance(loader, float) and trial.model.path.endswith(".onnx") else ""
+    shares = [f"{rate / min(fed, engine):.2f}", of_loader]
+    return [f"{rate:.1f}", f"{fed:.1f}", f"{engine:.1f}", *shares, *_busy_and_memory(samples, run)]
 
 
 def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -303,17 +335,15 @@ def main() -> None:
     model = Model("YOLOv4-tiny", str(in_child(make_model).resolve()), CONFIG) if names else Model("digits", digits.FOLDER)
     BENCH.mkdir(exist_ok=True)
     onnx = args.onnx or Path(write_yolo(BENCH / "toy.onnx"))
-    device, best = ("gpu", "float16") if names else ("cpu", "bfloat16")
-    of_engine = {"onnxruntime": Model(onnx.stem, str(onnx))}
-    trials = [Trial(of_engine.get(each, model), each, device if "gpu" in ENGINES[each].precisions else "cpu") for each in ENGINES]
-    large = [in_child(_yolov4, args.cfg, args.weights)] if args.cfg else []
-    trials += [Trial(one, "tensorflow", device, precision) for one in large for precision in ("float32", best)]
-    trials.append(Trial(model, "tensorflow", device, best))
+    device = "gpu" if names else "cpu"
+    of_onnx, large = Model(onnx.stem, str(onnx)), [in_child(_yolov4, args.cfg, args.weights)] if args.cfg else []
+    trials = [each for name in ("onnxruntime", "tensorrt") for each in trials_of(of_onnx, name, device)]
+    trials += [each for one in (model, *large) for each in trials_of(one, "tensorflow", device)]
+    trials += [each for name in ("openvino", "triton", "tf-serving") for each in trials_of(model, name, device)]
     machine = Machine(len(names), device, model, count)
     found = ", ".join(names) or "DRY RUN without a GPU: it shows that the steps work, and nothing of a GPU"
     print(f"\n{found}; {results.machine()}")
-    compared = ("images/s", "engine alone, 1 to 4 batches", "of the plain loop", "GPU busy", "GPU MB")
-    header = ["model", "engine", "device", "precision", *compared]
+    header = ["model", "engine", "device", "precision", *FIGURES]
     print("\n" + results.table(header, speeds(machine, trials)), flush=True)
     print("\n" + results.table(["what", "expected", "got"], checks(machine)), flush=True)
 

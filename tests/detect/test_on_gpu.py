@@ -1,5 +1,6 @@
 """The script that tries a GPU, on a machine without one."""
 
+import importlib.util
 import subprocess
 import sys
 
@@ -18,6 +19,11 @@ def test_a_dry_run_takes_every_step(tmp_path):
     command = [sys.executable, "-m", "tests.benchmarks.on_gpu", "--dry-run", "--cfg", str(cfg)]
     printed = subprocess.run(command, cwd=REPO, stdout=subprocess.PIPE, text=True, check=True).stdout
     assert "failed" not in printed
-    assert printed.count("skipped") == 4  # two GPUs, TensorRT, and the engines of servers
+    skipped = [name for name in ("torch", "tensorrt") if not importlib.util.find_spec(name)]
+    assert printed.count("skipped") == 3 + len(skipped)  # two GPUs, and the engines of servers
+    (row,) = (line.split(" | ") for line in printed.splitlines() if "| openvino | cpu | float32 |" in line)
+    rate, fed, engine, share = map(float, row[4:8])
+    assert min(rate, fed, engine) > 0
+    assert share == pytest.approx(rate / min(fed, engine), abs=0.01), "the feed alone and the engine alone bound a job"
     assert "| (1, 2) |" in printed
     assert "| YOLOv4 at 608 | tensorflow | cpu | bfloat16 |" in printed
