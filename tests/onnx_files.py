@@ -53,13 +53,16 @@ def head() -> tuple[np.ndarray, np.ndarray]:
     return weights, offsets
 
 
-def write_yolo(path: Path, batch: int | str = "batch", *, mixes: bool = False, notes: Mapping[str, str] | None = None) -> str:
+def write_yolo(
+    path: Path, batch: int | str = "batch", *, mixes: bool = False, any_size: bool = False, notes: Mapping[str, str] | None = None
+) -> str:
     """Writes a toy with the output of Ultralytics' YOLO, `(N, 4 + C, M)`; returns its path.
 
     Args:
       path: Where to.
       batch: Images of each call; a text for any number.
       mixes: Whether it answers for a whole batch as for one image, as a file does that was exported for one image and made free.
+      any_size: Whether it takes images of any size, and no axis of its output has a size before it runs, as of recent exports.
       notes: Its properties; default: as Ultralytics writes them.
     """
     weights, offsets = head()
@@ -73,6 +76,13 @@ def write_yolo(path: Path, batch: int | str = "batch", *, mixes: bool = False, n
     nodes.append(_node("MatMul", ["weights", "cells"], "mixed"))
     nodes.append(_node("Add", ["mixed", "offsets"], "output0"))
     said = {"names": str(dict(enumerate(NAMES))), "imgsz": str([*HW]), "task": "detect"} if notes is None else notes
+    if any_size:  # what is left of two axes, which is all, shows only when it runs
+        constants |= {"ones": np.ones(len(CELLS), np.float32), "some": np.ones(7, np.float32), "zero": np.zeros(1, np.float32)}
+        nodes[-1] = _node("Add", ["mixed", "offsets"], "all")
+        nodes += [_node("Greater", [each, "zero"], f"is_{each}") for each in ("ones", "some")]
+        nodes.append(_node("Compress", ["all", "is_ones"], "rows", axis=2))
+        nodes.append(_node("Compress", ["rows", "is_some"], "output0", axis=1))
+        return _write(path, nodes, constants, (batch, 3, "height", "width"), {"output0": (batch, "rows", "cells")}, said)
     return _write(path, nodes, constants, (batch, 3, *HW), {"output0": (batch, 7, len(CELLS))}, said)
 
 

@@ -236,6 +236,8 @@ def _match_combined(signature: Signature, known: Mapping[str, Any], given: Mappi
     if not (is_wide or "packed_layout" in given) or name not in outputs:
         return {}  # a later check reports a missing output
     shape = outputs[name].shape or (None, None, None)
+    if shape[1:] == (None, None) and known["resize"] != "none":  # a file for inputs of any size may not tell; its answer does
+        shape = _answered(signature, known)[name].shape
     layout = known.get("packed_layout") or layout_of((shape[1], shape[2]), known["input_hw"], len(known["class_names"]))
     if not layout:
         raise ValueError(
@@ -248,6 +250,13 @@ def _match_combined(signature: Signature, known: Mapping[str, Any], given: Mappi
     elif layout == "M,4+C" and shape[1] is None and signature.has_boolean_mask:
         family = _PICKED
     return {**family.fields, **family.marks, "boxes_output": name, "scores_output": name}
+
+
+def _answered(signature: Signature, known: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
+    """What a model answers for black images."""
+    spec = signature.inputs[known["input_name"]]
+    batch = (spec.shape or (None,))[0] or 1
+    return signature.run({known["input_name"]: np.zeros((batch, *known["input_hw"], 3), spec.dtype)})
 
 
 def layout_of(sizes: tuple[int | None, int | None], input_hw: tuple[int, int], classes: int) -> JoinedLayout:

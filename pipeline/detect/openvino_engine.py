@@ -152,7 +152,7 @@ def _open_onnx(file: str, local: str, folder: str, model: ModelConfig, detect: D
         model = plain.clone()
         model.reshape({name: list(array.shape) for name, array in feed.items()})
         found = core.compile_model(model, "CPU")(dict(feed))
-        return {one.get_any_name(): found[one] for one in found}
+        return {name: found[place] for place, name in enumerate(outputs)}  # an output that is compiled may have several names
 
     signature = channels_last(Signature(inputs, outputs, run))
     properties = plain.get_rt_info("framework").value if plain.has_rt_info("framework") else {}

@@ -54,6 +54,13 @@ def test_a_file_gives_the_boxes_of_its_network(tmp_path, engine, batch, sizes):
     assert len(detector.model.version) == 12
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_file_for_images_of_any_size_is_recognised_by_its_answer(tmp_path, engine):
+    """Its own shapes are free; `yolo export format=onnx dynamic=True` writes such files."""
+    results, _ = found_in(write_yolo(tmp_path / "toy.onnx", any_size=True), engine=engine)
+    check(results)
+
+
 def test_a_file_that_answers_for_a_batch_as_for_one_image_gets_one_at_a_time(tmp_path):
     results, detector = found_in(write_yolo(tmp_path / "toy.onnx", mixes=True), engine="onnxruntime")
     check(results)

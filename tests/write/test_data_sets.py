@@ -16,6 +16,7 @@ from pipeline import export, run
 from pipeline.write.data_set import DataSet, data_set_of
 from tests.conftest import write_bright_image
 from tests.fixtures import REPO
+from tests.real_yolo import run_worker
 from tests.shard_rows import VERSION, detected, json_row, write_rows
 
 SCENES = REPO / "models" / "digits" / "samples"
@@ -80,6 +81,21 @@ def test_the_photos_beside_the_labels_are_a_data_set_for_trainers_and_for_evalua
         assert image.is_file() and (tmp_path / "set" / "labels" / f"{image.stem}.txt").is_file()
     truth = read_truth(tmp_path / "set")
     assert (truth.class_names, len(truth.file_names), len(truth.objects.images)) == (DIGITS, 2, 2)
+
+
+@pytest.mark.matrix
+def test_ultralytics_reads_the_data_set_and_trains_an_epoch_on_it(job, tmp_path):
+    """In the folder of data.yaml, as docs/results.md shows it."""
+    unpacked(job / "out", tmp_path)
+    (tmp_path / "set" / "images").symlink_to(job / "photos")
+    run_worker("train", "data.yaml", tmp_path, cwd=tmp_path / "set")
+    read = json.loads((tmp_path / "read.json").read_text())
+    assert {name: len(objects) for name, objects in read.items()} == {"scene_001.jpg": 2, "scene_003.jpg": 0}
+    written = [line.split() for line in (tmp_path / "set" / "labels" / "scene_001.txt").read_text().splitlines()]
+    assert read["scene_001.jpg"] == [
+        [DIGITS[int(digit)], *(pytest.approx(float(each)) for each in box)] for digit, *box in written
+    ]
+    assert (tmp_path / "train" / "weights" / "last.pt").is_file()
 
 
 def rows_of(tmp_path, *names):
