@@ -10,6 +10,8 @@ PRISM_VERSION := v2.77.0
 PRISM := .tools/prism
 FAKE_GCS_VERSION := v1.56.1
 FAKE_GCS := .tools/fake-gcs-server
+S3_SERVER_VERSION := v1.8.0
+S3_SERVER := .tools/versitygw
 AZURITE_VERSION := 3.37.0
 AZURITE := .tools/azurite
 
@@ -43,11 +45,11 @@ demo-flink: $(READY) flink ## Run the batch and the streaming job on a Flink clu
 	$(BIN)/python -m tests.flink.demo
 
 TEST_PROCESSES ?= 2
-test: $(READY) $(PRISM) $(FAKE_GCS) $(AZURITE) ## Pass the tests of each contract, on one runner and one storage (TEST_PROCESSES side by side)
+test: $(READY) $(PRISM) $(FAKE_GCS) $(S3_SERVER) $(AZURITE) ## Pass the tests of each contract, on one runner and one storage (TEST_PROCESSES side by side)
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) -m "not matrix"
 
 TESTS ?= tests
-test-matrix: $(READY) $(PRISM) $(FAKE_GCS) $(AZURITE) ## Pass the same contracts on other stores, runners, engines and moments, and what takes long (in TESTS)
+test-matrix: $(READY) $(PRISM) $(FAKE_GCS) $(S3_SERVER) $(AZURITE) ## Pass the same contracts on other stores, runners, engines and moments, and what takes long (in TESTS)
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) -m matrix $(TESTS)
 
 test-all: ultralytics test test-matrix mutants test-flink test-spark ## Pass all tests; forty minutes
@@ -106,11 +108,12 @@ dist: $(READY) ## Build wheel, sdist and, where its bases can be had, the image;
 
 prism: $(PRISM) ## Get the Prism runner's binary
 
-# Two Go programs, built where Go is installed; tests that need one skip without it, and say how to get it. Prism Beam fetches itself
-# on first use; fake-gcs-server is the storage emulator that honours preconditions.
+# Three Go programs, built where Go is installed; tests that need one skip without it, and say how to get it. Prism Beam fetches itself
+# on first use; fake-gcs-server and versitygw serve the protocols of Cloud Storage and of S3, with their preconditions.
 $(PRISM): GO_PACKAGE := github.com/apache/beam/sdks/v2/go/cmd/prism@$(PRISM_VERSION)
 $(FAKE_GCS): GO_PACKAGE := github.com/fsouza/fake-gcs-server@$(FAKE_GCS_VERSION)
-$(PRISM) $(FAKE_GCS):
+$(S3_SERVER): GO_PACKAGE := github.com/versity/versitygw/cmd/versitygw@$(S3_SERVER_VERSION)
+$(PRISM) $(FAKE_GCS) $(S3_SERVER):
 	@mkdir -p $(dir $@)
 	@if command -v go >/dev/null; then echo "building $(notdir $@)"; GOBIN=$(abspath $(dir $@)) go install $(GO_PACKAGE) 2>/dev/null || true; fi
 	@test -x $@ || echo "no $(notdir $@): install Go; tests that need it are skipped"

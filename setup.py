@@ -68,8 +68,8 @@ setup(
             "fiftyone>=1.22,<2"
         ],  # opens runs (detect-objects view); MongoDB comes with it, or FIFTYONE_DATABASE_URI names one
         "heif": ["pillow-heif>=1.1,<2"],  # HEIC and HEIF; its licence is that of the codecs in it (LGPL and GPL)
-        "azure": ["azure-identity>=1.19,<2", "azure-storage-blob>=12.24,<13"],  # images on Azure Blob Storage
-        "s3": ["boto3>=1.40,<2"],  # images on Amazon S3
+        "azure": ["azure-identity>=1.19,<2", "azure-storage-blob>=12.24,<13"],  # images and results on Azure Blob Storage
+        "s3": ["boto3>=1.40,<2"],  # images and results on Amazon S3
         "video": ["av>=17,<20"],  # frames of videos
         "voc": ["defusedxml>=0.7,<1"],  # labels as Pascal VOC
         "dev": [
@@ -82,9 +82,7 @@ setup(
             "kubernetes-validate>=1.31",  # the schemas of Kubernetes
             "azure-identity>=1.19,<2",
             "azure-storage-blob>=12.24,<13",
-            "moto[s3]>=5.1,<6",  # a server with the protocol of S3; brings boto3
-            "flask>=3,<4",
-            "flask-cors>=5,<7",
+            "boto3>=1.40,<2",
             "labelformat>=0.1.17,<1",  # reads what the pipeline writes for CVAT
             "mkdocs>=1.6,<2",
             "mypy>=1.15",

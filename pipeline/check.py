@@ -35,7 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="detect-objects check",
         description="Reads all rows of a results folder, and says which are damaged and which images lost theirs.",
     )
-    parser.add_argument("folder", metavar="OUT", help="the results folder, local or gs://")
+    parser.add_argument("folder", metavar="OUT", help="the results folder, local, gs://, s3:// or abfs://")
     return parser
 
 

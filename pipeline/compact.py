@@ -55,7 +55,7 @@ def make_parser() -> argparse.ArgumentParser:
         "model version and settings.",
     )
     place = parser.add_mutually_exclusive_group(required=True)
-    place.add_argument("folder", nargs="?", metavar="OUT", help="the results folder, local or gs://")
+    place.add_argument("folder", nargs="?", metavar="OUT", help="the results folder, local, gs://, s3:// or abfs://")
     place.add_argument("--output", metavar="OUT", help="the same")
     parser.add_argument(
         "--until", default="", metavar="DAY", help="only files whose rows were all made until this day's end (UTC)"

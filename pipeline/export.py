@@ -69,7 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
         description="Writes the detections of a results folder in other formats, of each image its newest row.",
     )
     add = parser.add_argument
-    add("folder", metavar="RESULTS", help="the results folder, local or gs://")
+    add("folder", metavar="RESULTS", help="the results folder, local, gs://, s3:// or abfs://")
     names = "{" + ",".join(_NAMES) + "}"
     add("--format", required=True, action="append", metavar=names, help="one or several, divided by commas")
     add("--run", default="", metavar="RUN", help="only rows that this run wrote, also those that a newer run superseded")

@@ -54,7 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="detect-objects load", description="Loads the rows of a results folder into BigQuery, each row once."
     )
     add = parser.add_argument
-    add("--output", required=True, metavar="FOLDER", help="the results folder or archive, local or gs://")
+    add("--output", required=True, metavar="FOLDER", help="the results folder or archive, local, gs://, s3:// or abfs://")
     add("--table", required=True, metavar="PROJECT.DATASET.TABLE", help="of detections; created if it is missing")
     text = "of dead letters (default: that of detections, with _dead_letters at its end)"
     add("--dead-letters-table", default="", metavar="PROJECT.DATASET.TABLE", help=text)

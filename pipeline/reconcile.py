@@ -54,7 +54,7 @@ from pipeline.results.completion import RowVersion, contains, row_keys
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, check_output, results_folder
 from pipeline.results.reader import ResultsFolder, undisturbed
 from pipeline.results.rows import exact_uris
-from pipeline.storage.files import UNFINISHED, create, delete_files, move_files
+from pipeline.storage.files import create, move_files, staging
 from pipeline.storage.listing import MAX_PARALLEL, location_of
 
 COMPLETE, INCOMPLETE = 0, 1
@@ -131,18 +131,16 @@ def make_parser() -> argparse.ArgumentParser:
 def _run(flags: argparse.Namespace) -> int:
     config = load_config(flags.config, overrides(flags))
     if not config.output or "/topics/" in config.output:
-        raise ConfigError("no output: expected --output with a results folder or archive, local or gs://")
+        raise ConfigError("no output: expected --output with a results folder or archive")
     check_inputs(config.patterns(), allow_empty=True)
     check_model_is_named(config.model, config.detect)
     version = RowVersion.of(config.as_dict(), name_and_version(config.model, config.detect.engine))
     paths = {name: local_path(path) for name in _WRITTEN if (path := getattr(flags, f"write_{name}"))}
     check_output(output := results_folder(config.output), write=False)
-    # manifests get their names when all is compared
-    staged = {name: posixpath.join(posixpath.dirname(path), UNFINISHED + uuid.uuid4().hex[:12]) for name, path in paths.items()}
 
     def compare() -> Reconciled:
-        with contextlib.ExitStack() as stack:
-            files = {status: stack.enter_context(create(name)) for status, name in staged.items()}
+        with contextlib.ExitStack() as opened:
+            files = {status: opened.enter_context(create(name)) for status, name in staged.items()}
 
             def write(found: Found) -> None:
                 if found.status in files:
@@ -151,15 +149,15 @@ def _run(flags: argparse.Namespace) -> int:
 
             return reconcile(config, output, version, write)
 
-    try:
+    with contextlib.ExitStack() as stack:
+        # manifests get their names when all is compared
+        staged = {name: f"{stack.enter_context(staging(posixpath.dirname(path)))}/{name}" for name, path in paths.items()}
         outcome = undisturbed(compare)
         if not (outcome.counts or config.allow_empty):
             raise InputError(
                 f"input {', '.join(config.input)}: names no image, and no row is of one that is gone; check the path"
             )
         move_files({staged[status]: path for status, path in paths.items()})
-    finally:
-        delete_files(staged.values())
     say(_table(outcome))
     return COMPLETE if outcome.is_complete else INCOMPLETE
 
@@ -181,7 +179,7 @@ def reconcile(
 
     Args:
       config: The job's settings.
-      output: The results folder or archive, local or `gs://`.
+      output: The results folder or archive.
       version: The model, its version and the settings whose rows count.
       write: Called for each image with its status, in the order of the listing.
 

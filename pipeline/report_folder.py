@@ -59,7 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="detect-objects report", description="Makes the page of a results folder, of all its current rows or of some."
     )
     add = parser.add_argument
-    add("folder", metavar="RESULTS", help="the results folder, local or gs://")
+    add("folder", metavar="RESULTS", help="the results folder, local, gs://, s3:// or abfs://")
     add("--run", default="", metavar="RUN", help="only rows that this run wrote")
     add_row_flags(parser)
     add("--to", default="", metavar="FILE", help="the page to write (default: report.html in the results folder)")

@@ -56,7 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="detect-objects rows",
         description="Prints the current rows of a results folder as JSON Lines: of each image and model the one that counts.",
     )
-    parser.add_argument("folder", metavar="OUT", help="the results folder, local or gs://")
+    parser.add_argument("folder", metavar="OUT", help="the results folder, local, gs://, s3:// or abfs://")
     parser.add_argument("--dead", action="store_true", help="the current rows that are dead letters instead")
     parser.add_argument("--all", action="store_true", help="every row, also those that a newer one superseded")
     return parser

@@ -29,7 +29,7 @@ _EPILOG = (
     """\
 what most people use:
   --input PATTERN ...        images: files, folders, globs with **, gs://, s3://, abfs://, manifests, archives, videos
-  --output FOLDER            the results, local or gs://; of a stream its topic
+  --output FOLDER            the results, local, gs://, s3:// or abfs://; of a stream its topic
   --model PATH               SavedModel, folder of versions, or grpc://; 'digits' is the bundled detector
   --mode streaming           Pub/Sub in, Pub/Sub out; --archive FOLDER keeps the rows
   --runner RUNNER            DirectRunner (default), PrismRunner, FlinkRunner, SparkRunner, DataflowRunner
@@ -125,7 +125,7 @@ def _check_is_complete(config: Config) -> None:
         flags = ", ".join(f"--{name}" for name in missing)
         raise ConfigError(f"no {' and no '.join(missing)}: expected {flags}; such as {_EXAMPLE}")
     if missing == ["output"]:
-        raise ConfigError("no output: expected --output with a folder, local or gs://")
+        raise ConfigError("no output: expected --output with a folder, local, gs://, s3:// or abfs://")
 
 
 class _Parser(CommandParser):

@@ -22,6 +22,7 @@ from tests.emulator_fixtures import (  # noqa: F401  fixtures
     _s3_process,
     _strict_gcs_process,
     azure_container,
+    bucket,
     forget_detectors,
     gcs_bucket,
     pubsub_emulator,
@@ -47,7 +48,7 @@ _SLOW_FILES = {
     *("test_power_cut.py", "test_secrets.py", "test_served_metrics.py"),
 }
 _SLOW_FIXTURES = {"gcs_bucket", "pubsub_emulator", "run_job"}
-_ON_STORAGE = {"gs", "gcs", "storage"}  # parameters
+_ON_STORAGE = {"gs", "gcs", "s3", "abfs", "storage"}  # parameters
 
 # `make test` also leaves out what shows a contract a second time: on another store, runner or engine, at further moments; and
 # fresh environments, a browser, demos, hours in short, random input. Single tests are marked where they stand

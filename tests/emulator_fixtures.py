@@ -15,6 +15,7 @@ import pytest
 from pipeline.detect import load_detector
 from pipeline.storage import azure, s3
 from tests.emulators import (
+    S3_KEY,
     EmulatorMissing,
     PubSubEmulator,
     new_name,
@@ -44,7 +45,7 @@ def _process(emulator: Callable[[], contextlib.AbstractContextManager[Any]], *, 
 _pubsub_process = _process(running_pubsub_emulator, in_ci=True)
 _gcs_process = _process(running_gcs_emulator, in_ci=True)
 _strict_gcs_process = _process(running_strict_gcs_emulator, in_ci=False)
-_s3_process = _process(running_s3_server, in_ci=True)
+_s3_process = _process(running_s3_server, in_ci=False)
 _azure_process = _process(running_azurite, in_ci=False)
 
 
@@ -90,11 +91,22 @@ def s3_bucket(_s3_process: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     forget_detectors()
     monkeypatch.setenv("AWS_ENDPOINT_URL", _s3_process)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
+        monkeypatch.setenv(name, S3_KEY)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     s3._client_of.cache_clear()
     yield boto3.resource("s3").create_bucket(Bucket=new_name())
     s3._client_of.cache_clear()
+
+
+@pytest.fixture(params=["gs", "s3", "abfs"])
+def bucket(request: pytest.FixtureRequest) -> str:
+    """The address of a new bucket or container on each object storage."""
+    match request.param:
+        case "gs":
+            return f"gs://{request.getfixturevalue('strict_gcs_bucket').name}"
+        case "s3":
+            return f"s3://{request.getfixturevalue('s3_bucket').name}"
+    return f"abfs://{request.getfixturevalue('azure_container').container_name}"
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from tests.processes import served, wait_until
 
 _STARTS = 3  # of a server whose port somebody else has taken meanwhile
 _PORTS = range(15_000, max(20_000, int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])))
+S3_KEY = "testing"
 _AZURITE_KEY = "a2V5IG9mIGFuIGVtdWxhdG9yIGZvciB0ZXN0cw=="
 _TOOLS = Path(__file__).resolve().parent.parent / ".tools"
 
@@ -120,11 +122,17 @@ def running_strict_gcs_emulator() -> Iterator[str]:
 
 @contextlib.contextmanager
 def running_s3_server() -> Iterator[str]:
-    """The same for a server with the protocol of S3."""
-    if importlib.util.find_spec("moto") is None:
-        raise EmulatorMissing("moto is not installed; get it with `pip install 'moto[s3]' flask flask-cors`")
-    with running_server(lambda port: [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]) as port:
-        yield f"http://127.0.0.1:{port}"
+    """The same for a server with the protocol of S3 that honours conditions, and keeps its objects in a folder."""
+    server = shutil.which("versitygw", path=f"{_TOOLS}{os.pathsep}{os.environ.get('PATH', '')}")
+    if server is None or importlib.util.find_spec("boto3") is None:
+        raise EmulatorMissing("no versitygw, a server with the protocol of S3; get it with `make .tools/versitygw`, where Go is")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("objects", "metadata"):
+            os.mkdir(f"{folder}/{name}")
+        command = [server, "--quiet", "--access", S3_KEY, "--secret", S3_KEY]
+        places = ["posix", "--sidecar", f"{folder}/metadata", f"{folder}/objects"]
+        with running_server(lambda port: [*command, "--port", f"127.0.0.1:{port}", *places]) as port:
+            yield f"http://127.0.0.1:{port}"
 
 
 @contextlib.contextmanager

@@ -340,7 +340,7 @@ class Config:
         validate_default=True,
         applies="batch",
     )
-    output: Path = declare("", "folder for the results, local or gs://")
+    output: Path = declare("", "folder for the results, local, gs://, s3:// or abfs://")
     mode: Literal["batch", "streaming"] = declare("batch", "batch: files in, files out; streaming: Pub/Sub in, Pub/Sub out")
     runner: str = declare(
         "DirectRunner", "DirectRunner (in this process), PrismRunner, FlinkRunner, PortableRunner, SparkRunner or DataflowRunner"

@@ -40,7 +40,7 @@ from pipeline.detect.versions import (
 from pipeline.errors import DeviceFailedError, ModelError
 from pipeline.limits import Share, nvidia_gpus
 from pipeline.log_lines import console
-from pipeline.storage.store import FoundFile
+from pipeline.storage.store import ChangedError, FoundFile
 from pipeline.storage.stores import store_of
 
 
@@ -229,13 +229,11 @@ def _copy_of_given(version: Version) -> Iterator[str]:
 
 
 def _download(file: FoundFile, target: Path, folder: str) -> None:
-    from google.api_core.exceptions import NotFound, PreconditionFailed
-
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with store_of(file.path).open(file.path, file.generation) as source, target.open("wb") as sink:
             shutil.copyfileobj(source, sink, 1 << 22)
-    except (NotFound, PreconditionFailed) as err:
+    except (FileNotFoundError, ChangedError) as err:
         raise _changed(folder) from err
 
 

@@ -42,8 +42,8 @@ from pipeline.results.wanted import Wanted
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.summary import RunFacts
 from pipeline.stats.worker_reports import WorkerReports
-from pipeline.storage.cloud import GS
 from pipeline.storage.listing import MAX_PARALLEL, location_of
+from pipeline.storage.stores import LISTED
 from pipeline.write.exports import export
 from pipeline.write.write_shards import WriteShards, read_stats
 
@@ -163,7 +163,7 @@ def _done(config: Config, version: RowVersion, run: str = "") -> DoneRows | None
     named = any(map(is_manifest, patterns)) or config.replayed  # these may name anybody's images
     folders = (location_of(pattern).folder for pattern in patterns)
     # what the images' URIs begin with; empty where that is not known, as of addresses and of links on a disk
-    prefixes = (folder if folder.startswith(GS) else "" for folder in (*config.stream.allow_uri_prefix, *folders))
+    prefixes = (folder if folder.startswith(LISTED) else "" for folder in (*config.stream.allow_uri_prefix, *folders))
     return DoneRows(config.output, version, ("",) if named else tuple(prefixes), run)
 
 

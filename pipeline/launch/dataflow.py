@@ -14,6 +14,7 @@ from apache_beam.runners.runner import PipelineState
 from pipeline import beam_internals
 from pipeline.errors import RunnerError
 from pipeline.software import OF_DOCKERFILE, here, of_image
+from pipeline.storage.cloud import google_error
 from pipeline.storage.store import kind_of_error
 
 _LOOK_SECONDS = 5.0
@@ -37,7 +38,7 @@ def check(options: Any) -> None:
     try:
         running = beam_internals.active_dataflow_jobs(cloud)
     except Exception as err:
-        kind = kind_of_error(err, RunnerError)
+        kind = kind_of_error(google_error(err), RunnerError)
         raise kind(f"--update: Dataflow does not list its jobs: {' '.join(str(err).split())[:300]}") from err
     if cloud.job_name not in running:
         there = ", ".join(running) or "nothing"

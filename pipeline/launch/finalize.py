@@ -7,11 +7,8 @@ import dataclasses
 import os
 import re
 import signal
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
-
-from apache_beam.io.filesystems import FileSystems
 
 from pipeline import errors
 from pipeline.config import WriteConfig
@@ -27,9 +24,10 @@ from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import REPORT_SAMPLES, chosen
 from pipeline.stats.summary import RunFacts, left_out_line, summarise
+from pipeline.storage.cloud import google_error
 from pipeline.storage.files import delete_files, write_file
-from pipeline.storage.globs import escape_glob
-from pipeline.storage.store import is_transient_error
+from pipeline.storage.store import is_transient_error, retried
+from pipeline.storage.stores import store_of
 
 _FRESH_SECONDS = 5.0
 
@@ -163,8 +161,9 @@ def _is_fresh(path: str) -> bool:
     """Whether an object was written in the last seconds: it takes one write a second, and many jobs may end at once."""
     if "://" not in path:
         return False
-    entries = FileSystems.match([escape_glob(path)])[0].metadata_list
-    return any(time.time() - entry.last_updated_in_seconds < _FRESH_SECONDS for entry in entries)
+    with contextlib.suppress(FileNotFoundError):
+        return retried(store_of(path).age)(path)[0] < _FRESH_SECONDS
+    return False
 
 
 def clean_up(output: str) -> None:
@@ -252,7 +251,7 @@ def submitting(runner: str) -> Iterator[None]:
         try:
             yield
         except ClientError as err:
-            if is_transient_error(err):
+            if is_transient_error(google_error(err)):
                 raise
             said = re.sub(r"^[A-Z]+ http\S+: ", "", str(err.message))
             raise RunnerError(f"{runner} refuses the job: {' '.join(said.split())[:500]}") from err

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from pipeline.errors import UserError
 from pipeline.failures import Failure, ImageError
 from pipeline.records import EncodedImage, ImageRef
-from pipeline.storage.store import FoundFile, Reserve, check_size, is_transient_error, retried
+from pipeline.storage.store import CredentialsError, FoundFile, Reserve, StoreError, check_size, is_transient_error, retried
 from pipeline.storage.stores import store_of
 from pipeline.storage.web import is_web, without_query
 
@@ -101,24 +101,18 @@ def storage_failures(uri: str) -> Iterator[None]:
 
 def _reason(uri: str, err: Exception) -> tuple[str, str]:
     """The reason of a failure, and its message."""
-    from google.api_core import exceptions
-    from google.auth.exceptions import GoogleAuthError
-
     query, uri = (uri.partition("?")[2], without_query(uri)) if is_web(uri) else ("", uri)
-    for kinds, reason, what in (
-        ((FileNotFoundError, exceptions.NotFound), "not_found", "does not exist"),
-        ((IsADirectoryError,), "not_a_file", "is a folder"),
-        ((PermissionError,), "permission_denied", "may not be read by this user"),
-        ((exceptions.Forbidden, exceptions.Unauthorized), "permission_denied", "may not be read with these credentials"),
+    for kind, reason, what in (
+        (FileNotFoundError, "not_found", "does not exist"),
+        (IsADirectoryError, "not_a_file", "is a folder"),
+        (PermissionError, "permission_denied", f"may not be read {'with these credentials' if '://' in uri else 'by this user'}"),
     ):
-        if isinstance(err, kinds):
+        if isinstance(err, kind):
             return reason, f"{uri} {what}"
-    cause = getattr(err, "cause", None) or err  # `RetryError` has the failure of its last try
-    message = str(getattr(cause, "message", None) or cause)
-    message = " ".join((message.replace(query, "***") if query else message).split())[:300]
-    if isinstance(cause, GoogleAuthError):
+    message = " ".join((str(err).replace(query, "***") if query else str(err)).split())[:300]
+    if isinstance(err, CredentialsError):
         return "storage_unavailable", f"{uri} cannot be read for want of credentials: {message}"
     if is_transient_error(err):
         return "storage_unavailable", f"{uri} cannot be read now, storage does not answer as it should: {message}"
-    kind = "" if isinstance(cause, (OSError, ValueError, exceptions.GoogleAPIError)) and message else f"{type(cause).__name__}: "
-    return "unreadable", f"{uri} cannot be read: {kind}{message}"
+    name = "" if isinstance(err, (OSError, ValueError, StoreError)) and message else f"{type(err).__name__}: "
+    return "unreadable", f"{uri} cannot be read: {name}{message}"

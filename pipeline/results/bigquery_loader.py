@@ -29,6 +29,7 @@ from pipeline.results.rows import FORMATS
 from pipeline.results.shards import Shard
 from pipeline.storage.cloud import GS
 from pipeline.storage.files import exists
+from pipeline.storage.stores import store_of
 
 _TYPES = {
     **{"uint64": "INTEGER", "int32": "INTEGER", "float": "FLOAT", "bool": "BOOLEAN", "string": "STRING", "binary": "BYTES"},
@@ -63,7 +64,7 @@ def load(output: str, tables: Mapping[str, str], client: bigquery.Client, since:
     """Loads the rows of a results folder that are not in the tables yet.
 
     Args:
-      output: The folder, local or `gs://`.
+      output: The folder.
       tables: `project.dataset.table` by kind, `detections` or `dead_letters`.
       client: Of BigQuery.
       since: Only shards with a row that was made at this moment, in seconds since the epoch, or later.
@@ -186,7 +187,7 @@ def _times(rows: pa.Table) -> tuple[datetime.datetime, datetime.datetime]:
 
 
 def _fill(client: bigquery.Client, temporary: bigquery.Table, location: str, shards: Sequence[Shard]) -> None:
-    """Writes shards into the temporary table: objects by one job, which BigQuery reads itself, and each local file by its own."""
+    """Writes shards into the temporary table: objects by one job, which BigQuery reads itself, and each other file by its own."""
     options = bigquery.ParquetOptions()
     options.enable_list_inference = True  # a list is a repeated column
     config = bigquery.LoadJobConfig(
@@ -196,7 +197,7 @@ def _fill(client: bigquery.Client, temporary: bigquery.Table, location: str, sha
         client.load_table_from_uri(uris, temporary, job_config=config, location=location).result()
         return
     for shard in shards:
-        with open(shard.path, "rb") as file:
+        with store_of(shard.path).open(shard.path, shard.generation) as file:
             client.load_table_from_file(file, temporary, size=shard.size_bytes, job_config=config, location=location).result()
 
 

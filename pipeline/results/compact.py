@@ -94,7 +94,7 @@ def compact(output: str, until: float = 0.0, *, keep_latest: bool = False, run: 
     """Merges the shards of a results folder.
 
     Args:
-      output: The folder, local or `gs://`, which is there.
+      output: The folder, which is there.
       until: Only shards all of whose rows were made before this moment, in seconds since the epoch; 0: all.
       keep_latest: Of an image and a model only the current row, or the newest detection, stays of all detections, whatever its
         generation, version and settings.

@@ -30,6 +30,7 @@ import msgspec
 
 from pipeline.config.paths import local_path
 from pipeline.errors import ConfigError, FullError, InputError, OutputError, UserError, is_full
+from pipeline.storage.cloud import GS
 from pipeline.storage.files import (
     UNFINISHED,
     create,
@@ -39,9 +40,11 @@ from pipeline.storage.files import (
     make_folder,
     read_beginning,
     read_checked,
+    write_file,
 )
 from pipeline.storage.listing import files_of
-from pipeline.storage.store import kind_of_error
+from pipeline.storage.store import ChangedError, StoreError, kind_of_error, retried
+from pipeline.storage.stores import store_of
 from pipeline.storage.waiting import waiting_for
 
 DETECTIONS, DEAD_LETTERS = "detections", "dead_letters"
@@ -204,14 +207,38 @@ def _write_probe(output: str) -> None:
     make_folder(output)
     probe = f"{output}/{UNFINISHED}{uuid.uuid4().hex[:12]}"  # two jobs may check at the same time
     try:
-        with create(probe) as file:
-            file.write(b"probe")
+        if "://" in output:
+            write_file(probe, b"probe")
+            _check_conditions(output, probe)
+        else:
+            with create(probe) as file:
+                file.write(b"probe")
     finally:  # a full disk takes the file, but not its content
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, StoreError):
             delete_files([probe])
     for name in (DETECTIONS, DEAD_LETTERS, SAMPLES, RUNS):
         if os.path.islink(f"{output}/{name}"):
             raise OutputError(f"output {output}: expected {name} to be a folder of its own, it is a link to another one")
+
+
+def _check_conditions(output: str, probe: str) -> None:
+    """Makes sure that a store honours conditions: many servers speak the protocol of S3, and some ignore them.
+
+    Raises:
+      OutputError: It writes over the probe.
+    """
+    if output.startswith(GS):  # which only Google serves
+        return
+    write = retried(store_of(probe).write)
+    for header, over in (("If-None-Match", ""), ("If-Match", "0" * 32)):
+        try:
+            write(probe, b"another", over)
+        except ChangedError:
+            continue
+        raise OutputError(
+            f"output {output}: its store ignores `{header}` when an object is written, so two jobs would overwrite each other's "
+            f"rows; choose a server that knows it, or a folder on a disk"
+        )
 
 
 def _look_at(output: str) -> None:

@@ -1,8 +1,8 @@
 """Locks in a results folder: one process at a time does what a lock names, such as the work of one command, or compaction.
 
 - On a local disk the holder keeps a file locked (flock). The system releases it when the process ends, however it ends.
-- On Cloud Storage the holder writes one object with `ifGenerationMatch` and again every half minute. After five minutes without a
-  heartbeat, by the server's clock, the next one takes the lock.
+- On object storage the holder writes one object, only over the generation that it knows, and again every half minute. After five
+  minutes without a heartbeat, by the store's clock, the next one takes the lock.
 
 The correctness of rows never depends on a lock: rows are only ever added, so a process that lost its lock can only repeat work.
 """
@@ -21,12 +21,15 @@ import socket
 import stat
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 
 from pipeline.errors import BusyError
+from pipeline.failures import ImageError
 from pipeline.log_lines import console
-from pipeline.storage.cloud import GS, blob_of, server_times
-from pipeline.storage.files import delete_files, make_folder
+from pipeline.storage.files import delete_files, delete_generations, make_folder
+from pipeline.storage.store import ChangedError, FoundFile, retried
+from pipeline.storage.stores import store_of
 
 LOCK = ".lock-"  # the beginning of the names of locks
 _BEAT_SECONDS = 30.0  # between two heartbeats
@@ -34,6 +37,9 @@ _EXPIRES_SECONDS = 300.0  # after the last heartbeat
 _POLL_SECONDS = 2.0  # between two attempts of a process that waits
 _NO_FILE = (errno.EISDIR, errno.ELOOP, errno.ENXIO)  # a folder, a link, or a socket, which somebody put there
 _SHOWN = 300  # characters of a holder
+_WRITE_SECONDS = 20.0  # for which one write is tried again
+_BEAT = b"\0"  # separates the holder from what makes each heartbeat another content
+_MOST_BYTES = 1e6  # of a lock; somebody else may have put anything there
 _log = logging.getLogger(__name__)
 
 
@@ -42,7 +48,7 @@ def locked(output: str, name: str, *, wait_s: float = 0.0, what: str = "") -> It
     """Holds a lock while this lasts.
 
     Args:
-      output: The results folder, local or `gs://`.
+      output: The results folder, local or on object storage.
       name: The name of the lock.
       wait_s: The longest wait for another holder; standard error names it.
       what: What the holder does, for those who wait.
@@ -52,7 +58,7 @@ def locked(output: str, name: str, *, wait_s: float = 0.0, what: str = "") -> It
     """
     now = datetime.datetime.now(datetime.timezone.utc)
     holder = f"{what}, process {os.getpid()} on {socket.gethostname()}, since {now:%F %T.%f} UTC".encode()
-    take = _take_object if output.startswith(GS) else _take_file
+    take = _take_object if "://" in output else _take_file
     end, waits = time.monotonic() + wait_s, False
     with contextlib.ExitStack() as held:
         while (other := take(f"{output}/{LOCK}{name}", holder, held)) is not None:
@@ -113,43 +119,40 @@ def _take_file(path: str, holder: bytes, held: contextlib.ExitStack) -> bytes | 
 
 
 def _take_object(path: str, holder: bytes, held: contextlib.ExitStack) -> bytes | None:
-    """Takes a lock on Cloud Storage until `held` ends, or returns what its holder wrote."""
-    from google.api_core.exceptions import NotFound
-
-    blob = blob_of(path)
-    with server_times(blob.client) as server:
-        try:
-            blob.reload()
-            is_free, before = server[-1] - blob.updated.timestamp() > _EXPIRES_SECONDS, blob.generation
-            other = b"" if is_free else bytes(blob.download_as_bytes())
-        except NotFound:
-            is_free, before, other = True, 0, b""
-    if not (is_free and (generation := _write_object(path, holder, before))):
-        return other
+    """Takes a lock on object storage until `held` ends, or returns what its holder wrote."""
+    try:
+        age_s, before = retried(store_of(path).age)(path)
+        if age_s <= _EXPIRES_SECONDS:
+            return _content(path)[0].partition(_BEAT)[0]
+    except FileNotFoundError:
+        before = ""
+    if not (generation := _write_object(path, holder, before)):
+        return b""
     held.enter_context(_beating(path, holder, generation, _BEAT_SECONDS))
     return None
 
 
-def _write_object(path: str, holder: bytes, before: int) -> int:
-    """Writes a lock over this generation; its new generation, or 0 if another process has it."""
-    from google.api_core.exceptions import NotFound, PreconditionFailed
-    from google.cloud.storage.retry import DEFAULT_RETRY
+def _content(path: str) -> tuple[bytes, str]:
+    """The content of a lock, and its generation; nothing of a file that is none."""
+    with contextlib.suppress(ImageError):
+        return retried(store_of(path).download)(FoundFile(path), _MOST_BYTES, lambda _size: None)
+    return b"", ""
 
-    blob = blob_of(path)
+
+def _write_object(path: str, holder: bytes, before: str) -> str:
+    """Writes a lock over this generation; its new generation, or empty if another process has it."""
+    content = holder + _BEAT + uuid.uuid4().hex.encode()  # an ETag may be a hash: each heartbeat writes another content
     try:
-        blob.upload_from_string(holder, if_generation_match=before, retry=DEFAULT_RETRY.with_timeout(20.0))
-    except (PreconditionFailed, NotFound):  # also where a lost answer made the client try again
-        try:
-            blob.reload()
-            if bytes(blob.download_as_bytes()) != holder:
-                return 0
-        except NotFound:  # another process wrote it or deleted it between the two calls
-            return 0
-    return int(blob.generation)
+        return retried(store_of(path).write, _WRITE_SECONDS)(path, content, before)
+    except (ChangedError, FileNotFoundError):  # also where a lost answer made the client try again
+        with contextlib.suppress(FileNotFoundError):  # another process wrote it or deleted it between the two calls
+            there, generation = _content(path)
+            return generation if there == content else ""
+        return ""
 
 
 @contextlib.contextmanager
-def _beating(path: str, holder: bytes, generation: int, beat_s: float) -> Iterator[None]:
+def _beating(path: str, holder: bytes, generation: str, beat_s: float) -> Iterator[None]:
     """Writes a lock again and again; at the end deletes it, unless another process has it by then; else it expires."""
     end = threading.Event()
 
@@ -170,4 +173,4 @@ def _beating(path: str, holder: bytes, generation: int, beat_s: float) -> Iterat
         end.set()
         beats.join()
         with contextlib.suppress(Exception):
-            blob_of(path).delete(if_generation_match=generation)
+            delete_generations({path: generation})

@@ -34,7 +34,7 @@ from pipeline.results.rows import FORMATS, parquet_text
 from pipeline.results.shards import Shard, is_mark, mark_of, shard_of_name
 from pipeline.storage.files import warn_unreadable
 from pipeline.storage.listing import MAX_PARALLEL, files_of
-from pipeline.storage.store import FoundFile, open_object, retried
+from pipeline.storage.store import ChangedError, FoundFile, StoreError, open_object, retried
 from pipeline.storage.stores import store_of
 
 KINDS = (DETECTIONS, DEAD_LETTERS)
@@ -208,11 +208,10 @@ def _listed(folder: str) -> list[FoundFile]:
     try:
         if "://" in folder:
             return list(files_of(folder))
-        with os.scandir(folder) as entries:
+        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
             return [file for entry in entries if entry.is_file(follow_symlinks=False) for file in _found(entry)]
-    except FileNotFoundError:
         return []
-    except Exception as err:
+    except (OSError, StoreError) as err:
         raise UnreadableError(f"output {folder}: cannot be listed now: {one_line(err)}; try again once it can be") from err
 
 
@@ -260,11 +259,9 @@ def _reading(shard: Shard) -> Iterator[None]:
         yield
     except (FileNotFoundError, UserError, MemoryError):
         raise
-    except Exception as err:
-        from google.api_core.exceptions import NotFound, PreconditionFailed
-
-        if isinstance(err, (NotFound, PreconditionFailed)):
-            raise FileNotFoundError(f"{shard.path} does not exist any more") from err
+    except ChangedError as err:
+        raise FileNotFoundError(f"{shard.path} does not exist any more") from err
+    except (OSError, StoreError, *_DAMAGE) as err:
         # what Parquet's reader finds wrong is an OSError without a number; those of a disk have one, those of a network a class
         if (type(err) is OSError and err.errno is None) or (isinstance(err, _DAMAGE) and not isinstance(err, OSError)):
             raise _DamagedError(one_line(err)) from err

@@ -12,13 +12,15 @@ import os
 import shutil
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from pipeline.results.layout import RUNS
 from pipeline.storage.files import UNFINISHED, delete_files, exists, is_own_file, write_file
-from pipeline.storage.globs import escape_glob
 from pipeline.storage.listing import files_of
+from pipeline.storage.store import retried
+from pipeline.storage.stores import store_of
 
 _OPEN = "open"  # the file that launcher and workers know the run's folder by
 ABANDONED_SECONDS = 86_400.0
@@ -89,19 +91,31 @@ def remove_abandoned(output: str) -> None:
 
     A run that wakes up later does not find the shard that it was writing; its bundle fails, and nothing is lost.
     """
-    from apache_beam.io.filesystems import FileSystems
-
-    written: dict[str, float] = {}
-    pattern = f"{escape_glob(output)}/{UNFINISHED}*"
-    for match in FileSystems.match([f"{pattern}/**", *([] if "://" in output else [f"{pattern}/*"])]):
-        for entry in match.metadata_list:
-            name = entry.path[len(output) + 1 :].partition("/")[0].removeprefix(UNFINISHED)
-            written[name] = max(written.get(name, 0.0), entry.last_updated_in_seconds)
-    for path in glob.iglob(f"{glob.escape(output)}/*/{UNFINISHED}*"):  # shards without their names; objects have theirs at once
-        with contextlib.suppress(FileNotFoundError):
-            is_ours = is_own_file(path) and not os.path.islink(os.path.dirname(path))
-            if is_ours and time.time() - os.path.getmtime(path) > ABANDONED_SECONDS:
+    if "://" in output:
+        paths: defaultdict[str, list[str]] = defaultdict(list)
+        for file in files_of(output, f"{UNFINISHED}**"):
+            paths[file.path[len(output) + 1 :].partition("/")[0]].append(file.path)
+        delete_files(path for found in paths.values() if all(map(_is_abandoned, found)) for path in found)
+        return
+    pattern = glob.escape(output)
+    for path in glob.iglob(f"{pattern}/{UNFINISHED}*"):
+        if os.path.isdir(path) and not os.path.islink(path) and all(map(_is_abandoned, _below(path))):
+            shutil.rmtree(path, ignore_errors=True)
+    for path in (*glob.iglob(f"{pattern}/{UNFINISHED}*"), *glob.iglob(f"{pattern}/*/{UNFINISHED}*")):
+        is_ours = is_own_file(path) and (os.path.dirname(path) == output or not os.path.islink(os.path.dirname(path)))
+        if is_ours and _is_abandoned(path):  # what was being written; objects are there at once
+            with contextlib.suppress(FileNotFoundError):
                 os.remove(path)
-    for name, last in written.items():
-        if time.time() - last > ABANDONED_SECONDS and not os.path.islink(Run(output, name).folder):
-            Run(output, name).remove()
+
+
+def _below(folder: str) -> list[str]:
+    """The files below a local folder; of an empty one itself."""
+    return [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names] or [folder]
+
+
+def _is_abandoned(path: str) -> bool:
+    """Whether a file or a local folder has not changed for a day, or is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        age_s = retried(store_of(path).age)(path)[0] if "://" in path else time.time() - os.lstat(path).st_mtime
+        return age_s > ABANDONED_SECONDS
+    return True

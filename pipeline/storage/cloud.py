@@ -9,10 +9,21 @@ import mimetypes
 import os
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, BinaryIO
 
 from pipeline.storage.name_ranges import NameRange
-from pipeline.storage.store import EVERY_NAME, FoundFile, Reserve, Store, check_size
+from pipeline.storage.store import (
+    EVERY_NAME,
+    CredentialsError,
+    FoundFile,
+    Reserve,
+    Store,
+    StoreError,
+    check_size,
+    connection_error,
+    error_of_status,
+    mapped,
+)
 
 GS = "gs://"
 _FIELDS = "items(bucket,name,size,generation),prefixes,nextPageToken"  # of a listing
@@ -63,57 +74,25 @@ def server_times(client: Any) -> Iterator[list[float]]:
         hooks.remove(note)
 
 
-def write_object(path: str, content: bytes, *, replace: bool = True) -> None:
-    """Writes a small object, `gs://…`, in one request: all of it or nothing.
-
-    Its content type follows its ending, so that a browser shows a page from its address.
-
-    Raises:
-      FileExistsError: Without `replace`, another object has this name.
-    """
-    from google.api_core.exceptions import PreconditionFailed
-    from google.cloud.storage.retry import DEFAULT_RETRY
-
-    blob, kind = blob_of(path), mimetypes.guess_type(path)[0] or "application/octet-stream"
-    try:
-        # a retry is safe: the content is the same
-        blob.upload_from_string(content, content_type=kind, if_generation_match=None if replace else 0, retry=DEFAULT_RETRY)
-    except PreconditionFailed as err:
-        if blob_of(path).download_as_bytes() != content:  # else the answer was lost, and the client has tried again
-            raise FileExistsError(f"{path} is there already, with other content") from err
-
-
-def delete_object(path: str, generation: str = "") -> None:
-    """Deletes an object, `gs://…`, only of the given generation if there is one; a missing one is no error."""
-    from google.api_core.exceptions import NotFound, PreconditionFailed
-    from google.cloud.storage.retry import DEFAULT_RETRY
-
-    with contextlib.suppress(NotFound, PreconditionFailed):
-        blob_of(path).delete(if_generation_match=int(generation) if generation else None, retry=DEFAULT_RETRY)
-
-
-def move_object(path: str, new: str) -> None:
-    """Renames an object, `gs://…`; one that has the new name is replaced.
-
-    Raises:
-      FileNotFoundError: It is not there.
-    """
-    from google.api_core.exceptions import NotFound
-    from google.cloud.storage.retry import DEFAULT_RETRY
-
-    blob, target = blob_of(path), blob_of(new)
-    try:
-        # keeps content and type; within a bucket no bytes are copied
-        blob.bucket.copy_blob(blob, target.bucket, target.name, retry=DEFAULT_RETRY)
-    except NotFound as err:
-        raise FileNotFoundError(f"{path} does not exist") from err
-    delete_object(path)
-
-
 def blob_of(path: str, generation: str = "") -> Any:
     """An object, `gs://…`, of the given generation, else of the newest; makes no request."""
     bucket, _, name = path.removeprefix(GS).partition("/")
     return storage_client().bucket(bucket).blob(name, generation=int(generation) if generation else None)
+
+
+def google_error(err: Exception) -> Exception:
+    """The error of a store that one of Google's clients, or of their connections, means; another one as it is."""
+    from google.api_core.exceptions import GoogleAPICallError, RetryError, ServerError
+    from google.auth.exceptions import GoogleAuthError, TransportError
+    from google.cloud.storage.exceptions import DataCorruption
+
+    if isinstance(err, GoogleAuthError):
+        return CredentialsError(str(err), transient=isinstance(err, TransportError) or bool(err.retryable))
+    if isinstance(err, (ServerError, RetryError, DataCorruption)):
+        return StoreError(str(getattr(err, "cause", None) or err), transient=True)
+    if isinstance(err, GoogleAPICallError):
+        return error_of_status(err.code or 0, str(err.message))
+    return connection_error(err)
 
 
 class GoogleStore(Store):
@@ -122,26 +101,28 @@ class GoogleStore(Store):
     lists_ranges = True
 
     def look_up(self, path: str, generation: str = "") -> FoundFile:
-        blob = blob_of(path, generation)
-        blob.reload(retry=None)
+        with mapped(google_error):
+            blob = blob_of(path, generation)
+            blob.reload(retry=None)
         return _found(blob)
 
     def download(self, file: FoundFile, most_bytes: float, reserve: Reserve) -> tuple[bytes, str]:
         """The content, by one request if the size is known."""
-        blob, size = blob_of(file.path, file.generation), file.size_bytes
-        while True:
-            if not 0 < size <= most_bytes:  # unknown, or too large when it was listed
+        with mapped(google_error):
+            blob, size = blob_of(file.path, file.generation), file.size_bytes
+            while True:
+                if not 0 < size <= most_bytes:  # unknown, or too large when it was listed
+                    blob.reload(retry=None)
+                    size = blob.size or 0
+                check_size(FoundFile(file.path, size, str(blob.generation or file.generation)), most_bytes, reserve)
+                content = _AtMost(size)
+                try:
+                    blob.download_to_file(content, raw_download=True, retry=None)
+                    break
+                except _LargerError:
+                    size = 0
+            if blob.generation is None:  # Cloud Storage sends it along; not everything that speaks its protocol does
                 blob.reload(retry=None)
-                size = blob.size or 0
-            check_size(FoundFile(file.path, size, str(blob.generation or file.generation)), most_bytes, reserve)
-            content = _AtMost(size)
-            try:
-                blob.download_to_file(content, raw_download=True, retry=None)
-                break
-            except _LargerError:
-                size = 0
-        if blob.generation is None:  # Cloud Storage sends it along; not everything that speaks its protocol does
-            blob.reload(retry=None)
         return content.getvalue(), str(blob.generation or file.generation)
 
     def list_folder(
@@ -154,16 +135,41 @@ class GoogleStore(Store):
             "start_offset": after or None,
             "end_offset": f"{until}!" if until else None,
         }  # from the first, before the second
-        for page in storage_client().list_blobs(bucket, **how, **within).pages:
-            yield from map(_found, page)
-            yield from (name[:-1].rpartition("/")[2] for name in page.prefixes)
+        with mapped(google_error):
+            for page in storage_client().list_blobs(bucket, **how, **within).pages:
+                yield from map(_found, page)
+                yield from (name[:-1].rpartition("/")[2] for name in page.prefixes)
 
     def read_range(self, path: str, start: int, end: int, generation: str = "") -> bytes:
         only_if = int(generation) if generation else None
         # the checksum is of the whole object
         how = {"raw_download": True, "checksum": None, "retry": None}
-        content: bytes = blob_of(path).download_as_bytes(start=start, end=end - 1, if_generation_match=only_if, **how)
+        with mapped(google_error):
+            content: bytes = blob_of(path).download_as_bytes(start=start, end=end - 1, if_generation_match=only_if, **how)
         return content
+
+    def age(self, path: str) -> tuple[float, str]:
+        with mapped(google_error), server_times(storage_client()) as times:
+            (blob := blob_of(path)).reload(retry=None)
+        return times[-1] - blob.updated.timestamp(), str(blob.generation)
+
+    def write(self, path: str, content: bytes | BinaryIO, over: str | None = None) -> str:
+        """The content type follows the name, so that a browser shows a page from its address."""
+        from google.cloud.storage.retry import DEFAULT_RETRY
+
+        kind = mimetypes.guess_type(path)[0] or "application/octet-stream"
+        only_if = None if over is None else int(over or 0)
+        with mapped(google_error):
+            blob = blob_of(path)
+            if isinstance(content, bytes):
+                blob.upload_from_string(content, content_type=kind, if_generation_match=only_if, retry=None)
+            else:  # each piece of a large file by itself
+                blob.upload_from_file(content, content_type=kind, if_generation_match=only_if, retry=DEFAULT_RETRY)
+        return str(blob.generation)
+
+    def delete(self, path: str, generation: str = "") -> None:
+        with mapped(google_error):
+            blob_of(path).delete(if_generation_match=int(generation) if generation else None, retry=None)
 
 
 def _found(blob: Any) -> FoundFile:

@@ -15,16 +15,16 @@ import functools
 import math
 import os
 import posixpath
+import tempfile
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from pipeline.failures import ImageError, one_line
 from pipeline.log_lines import console
-from pipeline.storage.cloud import GS, blob_of, delete_object, move_object, write_object
 from pipeline.storage.listing import MAX_PARALLEL
-from pipeline.storage.store import FoundFile, retried
+from pipeline.storage.store import ChangedError, FoundFile, retried
 from pipeline.storage.stores import generation_of, look_up, store_of
 
 UNFINISHED = ".staging-"  # prefix of all files and folders that readers must ignore; the dot hides them
@@ -36,12 +36,22 @@ _MOST_STATE_BYTES = 256e6  # of a state file; whoever can write there may have p
 _Answer = TypeVar("_Answer")
 
 
-def create(path: str) -> Any:
-    """Opens a new file for bytes; makes a missing local folder. The file is durable once `sync` was called."""
-    if path.startswith(GS):
-        return blob_of(path).open("wb", ignore_flush=True)
+def create(path: str) -> BinaryIO:
+    """Opens a new local file for bytes; makes a missing folder. The file is durable once `sync` was called."""
     make_folder(posixpath.dirname(path))
     return open(path, "wb")
+
+
+@contextlib.contextmanager
+def staging(folder: str) -> Iterator[str]:
+    """A local folder for files that `move_files` moves into `folder` once they are whole: hidden in it if that is local, too."""
+    if "://" in folder:
+        with tempfile.TemporaryDirectory(prefix="detect-objects-") as made:
+            yield made
+        return
+    make_folder(folder)
+    with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder or ".", ignore_cleanup_errors=True) as made:
+        yield made
 
 
 def add_file(path: str, content: bytes) -> bool:
@@ -49,11 +59,12 @@ def add_file(path: str, content: bytes) -> bool:
 
     Of two that write the same name to a disk at the same moment, the later one replaces the other's.
     """
-    if path.startswith(GS):
+    if "://" in path:
+        store = store_of(path)
         try:
-            write_object(path, content, replace=False)
-        except FileExistsError:
-            return False
+            retried(store.write)(path, content, "")
+        except ChangedError:  # perhaps by an earlier try, whose answer was lost
+            return read_file(path) == content
         return True
     if os.path.lexists(path):
         return False
@@ -75,7 +86,7 @@ def write_file(path: str, content: bytes, staging: str = "") -> None:
 def write_files(contents: Mapping[str, bytes], staging: str = "") -> None:
     """Writes several files, each as `write_file` does, with one sync for all."""
     objects, others = _divided(contents)
-    _in_parallel(lambda path: write_object(path, contents[path]), objects)
+    _in_parallel(lambda path: retried(store_of(path).write)(path, contents[path]), objects)
     staged: dict[str, str] = {}
     for path in others:
         # not derived from the file's name, which may have the greatest possible length
@@ -127,12 +138,8 @@ def read_file(path: str, most_bytes: float = math.inf) -> bytes:
             if (size := os.fstat(file.fileno()).st_size) > most_bytes:
                 raise ValueError(f"expected at most {most_bytes / 1e6:g} MB, got {size / 1e6:.0f} MB")
             return file.read()
-    from google.api_core.exceptions import NotFound
-
     try:
         return retried(store_of(path).download)(FoundFile(path), most_bytes, lambda _size: None)[0]
-    except NotFound as err:
-        raise FileNotFoundError(f"{path} does not exist") from err
     except ImageError as err:
         raise ValueError(str(err)) from err
 
@@ -154,11 +161,16 @@ def delete_files(paths: Iterable[str]) -> None:
 def delete_generations(generations: Mapping[str, str]) -> None:
     """Deletes files, as `delete_files` does, but those that have been replaced since they had this generation; empty: any."""
     objects, others = _divided(generations)
-    _in_parallel(lambda path: delete_object(path, generations[path]), objects)
+    _in_parallel(lambda path: _delete_object(path, generations[path]), objects)
     for path in others:
         if generations[path] in ("", generation_of(path)):
             with contextlib.suppress(FileNotFoundError):
                 os.remove(path)
+
+
+def _delete_object(path: str, generation: str) -> None:
+    with contextlib.suppress(FileNotFoundError, ChangedError):
+        retried(store_of(path).delete)(path, generation)
 
 
 def exists(path: str) -> bool:
@@ -173,17 +185,17 @@ def generations_of(paths: Iterable[str]) -> dict[str, str]:
 
 
 def move_files(names: Mapping[str, str]) -> None:
-    """Renames files, each within its disk, and replaces files that have the new names.
+    """Renames local files, each within its disk, or moves them to object storage; they replace files that have the new names.
 
     The files are durable before they replace anything, and their new names are durable when this returns.
 
     Args:
-      names: Path -> new path.
+      names: Path -> new path, in this order.
 
     Raises:
       FileNotFoundError: A file is not there.
     """
-    objects, others = _divided(names)
+    objects, others = ([path for path, new in names.items() if ("://" in new) is there] for there in (True, False))
     for folder in folders_of(names[path] for path in others):
         make_folder(folder)
     sync(others)
@@ -191,12 +203,18 @@ def move_files(names: Mapping[str, str]) -> None:
         os.replace(path, names[path])
     sync(folders_of(names[path] for path in others))
     for path in objects:
-        move_object(path, names[path])
+        retried(_upload)(path, names[path])
+        os.remove(path)
+
+
+def _upload(path: str, new: str) -> None:
+    with open(path, "rb") as file:
+        store_of(new).write(new, file)
 
 
 def _divided(paths: Collection[str]) -> tuple[list[str], list[str]]:
-    """The paths on Cloud Storage, and all others."""
-    return [path for path in paths if path.startswith(GS)], [path for path in paths if not path.startswith(GS)]
+    """The paths of objects, and all others."""
+    return [path for path in paths if "://" in path], [path for path in paths if "://" not in path]
 
 
 def _in_parallel(call: Callable[[str], _Answer], paths: Sequence[str]) -> list[_Answer]:

@@ -1,6 +1,7 @@
 """The interface of a store of files. Each call is one attempt; `retried` repeats one while its failure may pass.
 
-A store raises `FileNotFoundError` or `NotFound` of `google.api_core` for what is not there, and other errors of these two kinds.
+A store raises a `StoreError`, whose `transient` tells whether a retry may help. What is not there is a `FileNotFoundError`, and
+what these credentials may not do a `PermissionError`, as on a disk. So no caller knows the errors of the stores' clients.
 """
 
 from __future__ import annotations
@@ -42,6 +43,67 @@ class FoundFile(NamedTuple):
     path: str
     size_bytes: int = 0
     generation: str = ""
+
+
+class StoreError(Exception):
+    """A store fails, or refuses a call.
+
+    Attributes:
+      transient: Whether the same call may succeed later.
+    """
+
+    def __init__(self, message: str, *, transient: bool = False):
+        super().__init__(message)
+        self.transient = transient
+
+
+class ChangedError(StoreError):
+    """An object has another generation than the call is for."""
+
+
+class CredentialsError(StoreError):
+    """Credentials are missing, or whoever gives them does not."""
+
+
+_OF_STATUS: dict[int, type[Exception]] = {
+    http.client.UNAUTHORIZED: PermissionError,
+    http.client.FORBIDDEN: PermissionError,
+    http.client.NOT_FOUND: FileNotFoundError,
+    http.client.PRECONDITION_FAILED: ChangedError,
+}
+_PASSING_STATUS = (http.client.REQUEST_TIMEOUT, http.client.TOO_MANY_REQUESTS)
+
+
+def error_of_status(status: int, message: str) -> Exception:
+    """The error that the HTTP status of a store's answer means."""
+    if kind := _OF_STATUS.get(status):
+        return kind(message)
+    fails = status >= http.client.INTERNAL_SERVER_ERROR and status != http.client.NOT_IMPLEMENTED
+    return StoreError(message, transient=fails or status in _PASSING_STATUS)
+
+
+@contextlib.contextmanager
+def mapped(error_of: Callable[[Exception], Exception]) -> Iterator[None]:
+    """Maps the errors of a client by a function that gives those that it does not know back."""
+    try:
+        yield
+    except Exception as err:
+        known = error_of(err)
+        if known is err:
+            raise
+        raise known from err
+
+
+def connection_error(err: Exception) -> Exception:
+    """The error of a store that one of `requests`, or of urllib3 below it, means; another one as it is."""
+    import requests
+    import urllib3
+
+    of_requests, of_urllib3 = requests.exceptions, urllib3.exceptions.HTTPError
+    if not isinstance(err, (of_requests.RequestException, of_urllib3)):
+        return err
+    passing = (of_requests.ConnectionError, of_requests.Timeout, of_requests.ChunkedEncodingError, of_requests.JSONDecodeError)
+    return StoreError(str(err), transient=isinstance(err, (*passing, of_urllib3)))
 
 
 class Store:
@@ -86,6 +148,32 @@ class Store:
           names: Others need not be listed, where the store `lists_ranges`.
           at_once: Names that one request asks for, where it does; None: as many as the store gives.
         """
+        raise NotImplementedError
+
+    def write(self, path: str, content: bytes | BinaryIO, over: str | None = None) -> str:
+        """Writes a whole object, all of it or nothing, and returns its generation.
+
+        Args:
+          path: Its name.
+          content: Its bytes, or an open file of any size, which are read from the beginning.
+          over: Only over the object of this generation; empty: only where there is none; None: whatever is there.
+
+        Raises:
+          ChangedError: The object has another generation, or there is one. That may be what an earlier try wrote whose answer was
+            lost.
+        """
+        raise StoreError(f"{path} cannot be written: expected a folder on this machine, gs://, s3:// or abfs://")
+
+    def delete(self, path: str, generation: str = "") -> None:
+        """Deletes an object, only of the given generation if there is one; a missing one may be an error or none.
+
+        Raises:
+          ChangedError: It has another generation.
+        """
+        raise NotImplementedError
+
+    def age(self, path: str) -> tuple[float, str]:
+        """How many seconds ago an object was written, by the clock of the store, and its generation."""
         raise NotImplementedError
 
     @contextlib.contextmanager
@@ -141,7 +229,7 @@ class _ObjectFile(io.RawIOBase):
 def retried(
     call: Callable[..., _Answer], seconds: float = RETRY_SECONDS, on_failure: Callable[[Exception], None] | None = None
 ) -> Callable[..., _Answer]:
-    """A call that is repeated while its failure is transient.
+    """A call that is repeated while its failure is transient; then its last failure is raised.
 
     Args:
       call: The call.
@@ -159,10 +247,14 @@ def retried(
                 on_failure(err)
             if seconds <= 0:
                 raise
+        from google.api_core.exceptions import RetryError
         from google.api_core.retry import Retry
 
         again = Retry(is_transient_error, initial=0.2, maximum=_LONGEST_WAIT_SECONDS, timeout=seconds, on_error=on_failure)
-        answer: _Answer = again(call)(*args)
+        try:
+            answer: _Answer = again(call)(*args)
+        except RetryError as err:
+            raise err.cause or err from err
         return answer
 
     return tried
@@ -174,22 +266,8 @@ def kind_of_error(err: BaseException, otherwise: type[UserError]) -> type[UserEr
 
 
 def is_transient_error(err: BaseException) -> bool:
-    """Whether a failure of storage, of Pub/Sub or of a server is transient, and worth a retry."""
-    if isinstance(err, OSError) and err.errno in _PASSING_ERRNOS:
-        return True
-    if isinstance(err, (ConnectionError, TimeoutError, http.client.HTTPException)):
-        return True
-    import requests
-    import urllib3
-    from google.api_core import exceptions
-    from google.auth.exceptions import GoogleAuthError, TransportError
-    from google.cloud.storage.exceptions import DataCorruption
-
-    if isinstance(err, GoogleAuthError):
-        return isinstance(err, TransportError) or bool(err.retryable)
-    of_google = (exceptions.TooManyRequests, exceptions.ServerError, exceptions.RetryError, DataCorruption)
-    of_http = (
-        *(requests.ConnectionError, requests.Timeout, urllib3.exceptions.HTTPError),
-        *(requests.exceptions.ChunkedEncodingError, requests.exceptions.JSONDecodeError),
-    )
-    return isinstance(err, (*of_google, *of_http)) or getattr(err, "code", None) == http.client.REQUEST_TIMEOUT
+    """Whether a failure of a store, a disk or a connection is transient, and worth a retry."""
+    if isinstance(err, StoreError):
+        return err.transient
+    is_short = isinstance(err, OSError) and err.errno in _PASSING_ERRNOS
+    return is_short or isinstance(err, (ConnectionError, TimeoutError, http.client.HTTPException))

@@ -105,9 +105,7 @@ def look_up(path: str) -> FoundFile | None:
             return None
         except OSError:
             return FoundFile(path)
-    from google.api_core.exceptions import NotFound
-
-    with contextlib.suppress(NotFound):
+    with contextlib.suppress(FileNotFoundError):
         return retried(store_of(path).look_up)(path)
     return None
 

@@ -11,13 +11,13 @@ import http.client
 import io
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any, NoReturn
 from urllib.parse import urljoin, urlsplit
 
 from pipeline.failures import ImageError
-from pipeline.storage.store import RETRY_SECONDS, FoundFile, Reserve, Store, check_size
+from pipeline.storage.store import RETRY_SECONDS, FoundFile, Reserve, Store, check_size, connection_error, error_of_status, mapped
 
 WEB = ("http://", "https://")
 _DEADLINE_SECONDS = 120.0
@@ -43,14 +43,9 @@ class WebStore(Store):
     """Web servers, which list nothing and give whole files."""
 
     def look_up(self, path: str, generation: str = "") -> FoundFile:
-        from google.api_core.exceptions import GoogleAPICallError
-
-        try:
-            with _answer("HEAD", path) as answer:
+        with _answer("HEAD", path, _NO_HEAD) as answer:
+            if answer.status_code not in _NO_HEAD:
                 return FoundFile(path, _size(answer), _generation(answer))
-        except GoogleAPICallError as err:
-            if err.code not in _NO_HEAD:
-                raise
         with _answer("GET", path) as answer:
             return FoundFile(path, _size(answer), _generation(answer))
 
@@ -78,20 +73,23 @@ class WebStore(Store):
 
 
 @contextlib.contextmanager
-def _answer(method: str, uri: str) -> Iterator[Any]:
-    """A good answer, whose content has not been read.
+def _answer(method: str, uri: str, also: Sequence[int] = ()) -> Iterator[Any]:
+    """A good answer, or one with a status of `also`, whose content has not been read.
 
     Redirects are followed on the same host only. Whoever may name addresses of one host could else reach all others.
     """
-    from google.api_core.exceptions import from_http_status
+    with mapped(connection_error):
+        yield from _answers(method, uri, also)
 
+
+def _answers(method: str, uri: str, also: Sequence[int]) -> Iterator[Any]:
     where = uri
     for _ in range(_MOST_REDIRECTS + 1):
         answer = _session(os.getpid()).request(method, where, stream=True, allow_redirects=False, timeout=_TIMEOUTS_SECONDS)
         with answer:
             if not answer.is_redirect:
-                if answer.status_code != http.client.OK:
-                    raise from_http_status(answer.status_code, f"{method}: {answer.status_code} {answer.reason}")
+                if answer.status_code not in (http.client.OK, *also):
+                    raise error_of_status(answer.status_code, f"{method}: {answer.status_code} {answer.reason}")
                 yield answer
                 return
             before, where = where, urljoin(where, answer.headers["Location"])

@@ -10,6 +10,7 @@ from google.api_core import exceptions
 from google.auth.exceptions import GoogleAuthError
 
 from pipeline.errors import InputError, OutputError, UserError
+from pipeline.storage.cloud import google_error
 from pipeline.storage.store import kind_of_error
 from pipeline.storage.waiting import waiting_for
 from pipeline.stream.clients import connect_subscriber, one_line, shared_publisher
@@ -59,7 +60,7 @@ def _found(name: str, what: str, kind: str, error: type[UserError], method: Call
         with waiting_for(f"{what} {name}"):
             return method()(**{kind: name}, timeout=_CHECK_SECONDS, retry=None)
     except Exception as err:
-        raise kind_of_error(err, error)(f"{what} {name}: {_explained(err, kind)}") from err
+        raise kind_of_error(google_error(err), error)(f"{what} {name}: {_explained(err, kind)}") from err
 
 
 def _explained(err: Exception, kind: str) -> str:

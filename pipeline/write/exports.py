@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import pkgutil
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,9 +20,8 @@ from pipeline.results.current import current_rows
 from pipeline.results.layout import EXPORTS, check_output
 from pipeline.results.lock import locked
 from pipeline.results.reader import undisturbed
-from pipeline.results.run import Run
 from pipeline.results.wanted import ALL, Wanted
-from pipeline.storage.files import create, delete_files, folders_of, move_files, sync
+from pipeline.storage.files import create, delete_files, folders_of, move_files, staging, sync
 from pipeline.write.data_set import DataSet, data_set_of
 from pipeline.write.one_model import of_one_model
 
@@ -84,21 +82,21 @@ def export(
         raise InputError(
             f"{one} holds one row an image, and with --all an image may have several; leave it out, or write csv or jsonl"
         )
-    staging, to = Run(to or output, f"export-{uuid.uuid4().hex[:12]}"), to or f"{output}/{EXPORTS}"
+    folder, to = to or output, to or f"{output}/{EXPORTS}"
     check_output(to)
     done, data_set = Exported([], 0, []), None
-    with staging.opened():
+    with staging(folder) as staged:
         for name in dict.fromkeys(formats):
             more: dict[str, Any] = {"ground_truth": ground_truth} if name == "coco" else {}
             if name in _DATA_SETS:
                 data_set = data_set or undisturbed(partial(_data_set, output, wanted, root))
                 more["data_set"] = data_set
             read = partial(_rows, output, wanted, name, sort)
-            rows, notes = undisturbed(partial(_write, FORMATS[name], read, staging.folder, **more))
+            rows, notes = undisturbed(partial(_write, FORMATS[name], read, staged, **more))
             if not (rows or allow_empty):
                 raise InputError(f"{output} holds no row of detections{wanted.flags()}")
             done = Exported([*done.files, *FORMATS[name].files], rows, [*done.notes, *notes])
-        _put(staging.folder, to, formats)
+        _put(staged, to, formats)
     return done._replace(files=[f"{to}/{name}" for name in done.files])
 
 
@@ -107,14 +105,14 @@ def _rows(output: str, wanted: Wanted, name: str, sort: bool) -> Iterator[dict[s
     return of_one_model(rows, name, by_number=name in _BY_NUMBER) if name in _ONE_ROW else rows
 
 
-def _put(staging: str, to: str, formats: Sequence[str]) -> None:
+def _put(staged: str, to: str, formats: Sequence[str]) -> None:
     """Gives the files of formats their names; files of one format are never of two exports, however this ends."""
     files = [name for each in dict.fromkeys(formats) for name in FORMATS[each].files]
     with locked(to, "export", wait_s=_WAIT_SECONDS, what="export"):
         later = [f"{to}/{name}" for each in formats for name in FORMATS[each].files[1:]]
         delete_files(later)
         sync(folders_of(later))
-        move_files({f"{staging}/{name}": f"{to}/{name}" for name in files})
+        move_files({f"{staged}/{name}": f"{to}/{name}" for name in files})
 
 
 def _data_set(output: str, wanted: Wanted, root: str) -> DataSet:

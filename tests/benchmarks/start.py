@@ -18,7 +18,8 @@ from pipeline.read.done_rows import DoneRows
 from pipeline.results.completion import RowVersion
 from pipeline.results.rows import detections_table
 from pipeline.results.shards import parquet_bytes
-from pipeline.storage.cloud import storage_client, write_object
+from pipeline.storage.cloud import storage_client
+from pipeline.storage.files import write_file
 from tests.emulators import running_strict_gcs_emulator
 from tests.shard_rows import VERSION, detected
 
@@ -49,7 +50,7 @@ def main() -> None:
 
 def _write(number: int) -> None:
     table = detections_table([detected(f"{number}.jpg")], VERSION, "run", 1.0)
-    write_object(f"gs://bench/out/detections/20261121T020000Z-0a1b-{number:032x}.parquet", parquet_bytes(table))
+    write_file(f"gs://bench/out/detections/20261121T020000Z-0a1b-{number:032x}.parquet", parquet_bytes(table))
 
 
 if __name__ == "__main__":

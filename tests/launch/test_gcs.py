@@ -1,15 +1,19 @@
-"""The batch job on Cloud Storage: Beam's real client against an emulator."""
+"""The batch job, and all commands that work in a results folder, on object storage."""
 
 import json
 from pathlib import Path
 
-from pipeline import run
+from pipeline import check, compact, export, reconcile, report_folder, run
+from pipeline import rows as rows_of_folder
 from pipeline.config import Config, WriteConfig
 from pipeline.launch import finalize
 from pipeline.launch.finalize import JobReport
+from pipeline.results.reader import list_shards
 from pipeline.results.run import Run
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.summary import RunFacts
+from pipeline.storage.files import read_file
+from pipeline.storage.listing import files_of
 from tests.launch.jobs import without_run, write_images
 from tests.shard_rows import rows_in
 
@@ -48,6 +52,41 @@ def test_images_model_and_output_may_all_be_on_cloud_storage(gcs_bucket, tmp_pat
         "detections/runs/<run>/summary.json",
         "detections/summary.json",
     ]
+
+
+def test_every_command_works_in_a_results_folder_on_object_storage(bucket, tmp_path, bright_model, capsys):
+    """And leaves nothing there but results."""
+    output = f"{bucket}/out"
+    write_images(tmp_path, "a.png", "b.png")
+    (tmp_path / "broken.png").write_bytes(b"")
+    job = ["--input", f"{tmp_path}", "--output", output, "--model", bright_model]
+
+    def said(main, *argv):
+        assert main([*argv]) == 0, capsys.readouterr().err
+        return capsys.readouterr()
+
+    assert "3 images read" in said(run.main, *job, "--export", "csv").out
+    write_images(tmp_path, "c.png")
+    assert "3 of them done before" in said(run.main, *job).out
+    assert "complete" in said(reconcile.main, *job, "--write-missing", f"{output}/missing.jsonl").out
+    rows = [json.loads(line)["image"]["uri"].rpartition("/")[2] for line in said(rows_of_folder.main, output).out.splitlines()]
+    assert sorted(rows) == ["a.png", "b.png", "c.png"]
+    said(compact.main, output)
+    said(check.main, output)
+    said(export.main, output, "--format", "coco", "--format", "jsonl")
+    assert len(json.loads(read_file(f"{output}/exports/coco/images.json"))["images"]) == 3
+    said(report_folder.main, output)
+    assert without_run(file.path.removeprefix(f"{output}/") for file in files_of(output, "**")) == [
+        "dead_letters/<shard>.parquet",
+        "detections/<shard>.parquet",
+        *("exports/coco/annotations.json", "exports/coco/images.json", "exports/coco/results.json"),
+        *("exports/detections.csv", "exports/detections.jsonl"),
+        "missing.jsonl",
+        "report.html",
+        *("runs/<run>/report.html", "runs/<run>/summary.json"),
+        "summary.json",
+    ]
+    assert len(list_shards(output)) == 2
 
 
 def test_a_bucket_that_is_not_there_is_one_line(gcs_bucket, arguments, error_of):

@@ -25,7 +25,8 @@ from pipeline.read import fetch as fetching
 from pipeline.read.fetch import fetch, storage_failures
 from pipeline.read.read_images import ReadImages
 from pipeline.records import ImageRef
-from pipeline.storage.store import is_transient_error
+from pipeline.storage.cloud import google_error
+from pipeline.storage.store import is_transient_error, mapped
 from pipeline.storage.stores import LocalStore
 from tests.clock import Clock
 from tests.emulators import free_ports
@@ -159,9 +160,11 @@ def test_an_object_larger_than_it_was_listed_comes_whole(storage):
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
 def test_each_failure_is_known_as_what_it_is(err, passing, reason):
-    assert is_transient_error(err) is passing
-    with pytest.raises(ImageError) as caught, storage_failures("gs://b/a.jpg"):
+    with pytest.raises(Exception) as raised, mapped(google_error):
         raise err
+    assert is_transient_error(raised.value) is passing
+    with pytest.raises(ImageError) as caught, storage_failures("gs://b/a.jpg"):
+        raise raised.value
     assert caught.value.failure.reason == reason
     assert str(caught.value).startswith("gs://b/a.jpg ") and "\n" not in str(caught.value)
 

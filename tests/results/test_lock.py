@@ -11,15 +11,26 @@ from pipeline.errors import BusyError
 from pipeline.log_lines import log_lines
 from pipeline.results import lock
 from pipeline.results.lock import locked
+from pipeline.storage.files import exists
+from pipeline.storage.listing import files_of
+from pipeline.storage.stores import generation_of
 from tests.processes import in_thread, wait_until
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["local", "gs"])
 @log_lines()
-def test_one_holds_a_lock_and_others_are_told_who_or_wait(place, request, tmp_path, capsys, monkeypatch):
+def test_one_holds_a_lock_and_others_are_told_who_or_wait(tmp_path, capsys, monkeypatch):
+    check_one_holds(f"{tmp_path}/out", capsys, monkeypatch)
+
+
+@log_lines()
+def test_one_holds_a_lock_on_object_storage(bucket, capsys, monkeypatch):
+    check_one_holds(f"{bucket}/out", capsys, monkeypatch)
+    assert [*files_of(f"{bucket}/out")] == []
+
+
+def check_one_holds(output, capsys, monkeypatch):
     monkeypatch.setattr(lock, "_POLL_SECONDS", 0.1)
-    output = f"{tmp_path}/out" if place == "local" else f"gs://{request.getfixturevalue('strict_gcs_bucket').name}/out"
     entered = threading.Event()
 
     def wait():
@@ -37,10 +48,10 @@ def test_one_holds_a_lock_and_others_are_told_who_or_wait(place, request, tmp_pa
         pass
 
 
-def test_on_cloud_storage_a_paused_holder_loses_its_lock_and_harms_nobody_when_it_wakes(strict_gcs_bucket, caplog, monkeypatch):
+def test_on_object_storage_a_paused_holder_loses_its_lock_and_harms_nobody_when_it_wakes(bucket, caplog, monkeypatch):
     """It learns that by its next heartbeat; it neither writes over the lock of the new holder, who keeps it, nor deletes it."""
     caplog.set_level(logging.WARNING, "pipeline.results.lock")  # whatever earlier tests of this process set
-    output = f"gs://{strict_gcs_bucket.name}/out"
+    output, path = f"{bucket}/out", f"{bucket}/out/.lock-a"
     for name, seconds in {"_BEAT_SECONDS": 5.0, "_EXPIRES_SECONDS": 1.0, "_POLL_SECONDS": 0.2}.items():
         monkeypatch.setattr(lock, name, seconds)
     with contextlib.ExitStack() as held:
@@ -49,11 +60,11 @@ def test_on_cloud_storage_a_paused_holder_loses_its_lock_and_harms_nobody_when_i
         held.enter_context(locked(output, "a", wait_s=60.0, what="the second"))
         monkeypatch.setattr(lock, "_EXPIRES_SECONDS", 300.0)  # a busy machine may delay a heartbeat
         wait_until(lambda: "another process has taken this lock" in caplog.text)
-        taken = strict_gcs_bucket.get_blob("out/.lock-a").generation
-        wait_until(lambda: strict_gcs_bucket.get_blob("out/.lock-a").generation != taken)
+        taken = generation_of(path)
+        wait_until(lambda: generation_of(path) != taken)
         with pytest.raises(BusyError, match="the second"), locked(output, "a"):
             pass
-    assert strict_gcs_bucket.get_blob("out/.lock-a") is None
+    assert not exists(path)
 
 
 def test_a_planted_lock_file_is_described_as_far_as_it_can_be_and_followed_nowhere(tmp_path):

@@ -102,9 +102,9 @@ def test_rows_that_a_compaction_has_merged_may_be_added_again(output):
     assert sorted(row["image"]["uri"] for row in current_rows(output)) == ["a.jpg", "b.jpg"]
 
 
-def test_on_cloud_storage_a_shard_overwrites_no_object(strict_gcs_bucket, monkeypatch):
-    """There the emulator does not look at the condition. The same content is its own: the answer to the first try was lost."""
-    output, table = f"gs://{strict_gcs_bucket.name}/out", detections_table([detected("a.jpg")], VERSION, "run", 1.0)
+def test_on_object_storage_a_shard_overwrites_no_object(bucket, monkeypatch):
+    """The same content is its own: the answer to the first try was lost."""
+    output, table = f"{bucket}/out", detections_table([detected("a.jpg")], VERSION, "run", 1.0)
     monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=7))
     monkeypatch.setattr(time, "time", lambda: 1.0)
     path = write_shard(output, "detections", table, "run")

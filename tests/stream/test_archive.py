@@ -23,6 +23,7 @@ from pipeline.stats.process import PROCESS
 from pipeline.stream import archive as module
 from pipeline.stream.archive import ArchiveRows, RowWriter
 from tests.archived_stream import BUNDLES, ArchivedStream, archived
+from tests.forked_jobs import KILLED, Moment, run_forked
 from tests.processes import wait_until
 from tests.recorded_disk import laid_out, recorded
 from tests.shard_rows import VERSION, detected, rows_in, write_rows
@@ -112,6 +113,35 @@ def test_a_stream_merges_its_own_shards_as_it_runs(stream, monkeypatch):
     os.remove(other)
     assert stream.rows() == Counter(f"{name}{number}" for name in "abc" for number in range(2))
     stream.threads.raise_failure()
+
+
+def test_on_object_storage_shards_are_written_and_merged_as_the_stream_runs(bucket, monkeypatch):
+    monkeypatch.setattr(module, "COMPACTED_SHARDS", 3)
+    stream = Stream(f"{bucket}/out")
+    try:
+        stream.threads.start("compacting", stream.archive.keep_compacting)
+        for name in "abc":
+            stream.add(name, f"x{name}")
+            stream.archive.finish()
+        wait_until(lambda: {shard.run for shard in list_shards(stream.folder)} == {COMPACTED})
+        assert (stream.waiting(), stream.rows()) == ([], Counter(["a", "b", "c", "xa", "xb", "xc"]))
+        stream.threads.raise_failure()
+    finally:
+        stream.threads.close()
+
+
+def test_killed_while_it_writes_to_object_storage_it_has_acknowledged_no_row_that_is_not_there(bucket, tmp_path):
+    """Before and after each request that changes something."""
+    number, code = 0, KILLED
+    while code == KILLED:
+        number += 1
+        output, acknowledged = f"{bucket}/{number}", tmp_path / str(number)
+        acknowledged.mkdir()
+        request = "urllib3.connectionpool:HTTPConnectionPool.urlopen"
+        at = Moment(request, number // 2 + 1, ("before", "after")[number % 2], "'(POST|PUT|PATCH|DELETE)'")
+        code = run_forked([output, acknowledged], tmp_path / "log", at, "tests.archived_stream")
+        assert {*os.listdir(acknowledged)} <= {*uris_in(output)}, number
+    assert code == 0 and number > 4 and sorted(uris_in(output)) == sorted("".join(BUNDLES))
 
 
 def test_a_compaction_that_fails_ends_no_stream(stream, monkeypatch, caplog):
