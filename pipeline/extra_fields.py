@@ -6,6 +6,7 @@ counts such fields. A number that JSON lacks becomes null. An integer beyond 64 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -47,6 +48,20 @@ def extra_text(fields: Mapping[Any, Any]) -> str:
     if left_out:
         kept[LEFT_OUT] = left_out
     return row_bytes(kept).decode() if kept else ""
+
+
+def extra_of(text: str | None) -> dict[str, Any]:
+    """The fields of a row's `extra`; none where the text is not one of `extra_text`, as in a file that somebody planted.
+
+    >>> extra_of('{"camera": 7}'), extra_of("[" * 100_000), extra_of("")
+    ({'camera': 7}, {}, {})
+    """
+    try:
+        fields = json.loads(text) if text else {}
+        _plain(fields, _DEEPEST + 1)
+    except (ValueError, RecursionError, _TooLargeError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def extra_columns(known: Collection[str], fields: Mapping[str, Any]) -> dict[str, Any]:

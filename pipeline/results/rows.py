@@ -6,7 +6,6 @@ A column that a release adds has a default, so that rows of earlier releases are
 from __future__ import annotations
 
 import functools
-import json
 import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -16,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.extra_fields import extra_of
 from pipeline.records import DeadLetter, DetectedImage, ImageRef, dead_letter_row, name_bytes
 from pipeline.results.completion import RowVersion, row_keys
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
@@ -248,12 +248,13 @@ def _detection_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
             "image": {"uri": uri_of(row), **{name: row[name] for name in ("generation", "width", "height")}},
             "model": {"name": row["model"], "version": row["version"]},
             "detections": list(islice(found, objects)),
-            **({"extra": json.loads(row["extra"])} if row["extra"] else {}),
+            **({"extra": extra} if (extra := extra_of(row["extra"])) else {}),
         }
 
 
 def _dead_letter_row(row: dict[str, Any]) -> dict[str, Any]:
-    ref = ImageRef(uri_of(row), row["generation"], extra=row["extra"] or "", record=row["record"] or "")
+    extra = row["extra"] if extra_of(row["extra"]) else ""
+    ref = ImageRef(uri_of(row), row["generation"], extra=extra, record=row["record"] or "")
     model = (row["model"], row["version"]) if row["model_was_called"] else ("", "")
     return dead_letter_row(DeadLetter(ref, row["stage"], row["reason"], row["message"], row["payload"] or b"", *model))
 

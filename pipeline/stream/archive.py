@@ -17,6 +17,7 @@ import logging
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -143,10 +144,7 @@ class Archive:
             if self._written - merged < COMPACTED_SHARDS:
                 continue
             merged = self._written
-            try:
-                compact(self._writer.run.output, run=self._writer.run.name)
-            except Exception as err:  # noqa: BLE001  the next time it merges these, too; no row depends on it
-                _log.warning("the archive is not compacted (%s); the stream goes on", one_line(err))
+            _compact(self._writer.run)
 
     def write_if_over(self) -> None:
         """Writes the window if it is over, or if an earlier one is not written yet."""
@@ -180,13 +178,22 @@ class Archive:
             self._closed = _Window()
 
 
+def _compact(run: Run) -> None:
+    """Merges the shards of a run; after a failure the next time merges these, too, and no row depends on it."""
+    try:
+        compact(run.output, run=run.name)
+    except Exception as err:  # noqa: BLE001
+        _log.warning("the archive is not compacted (%s); the stream goes on", one_line(err))
+
+
 @dataclasses.dataclass
 class ArchiveRows(beam.PTransform):
     """The archive of a stream on remote workers, whose runner keeps the rows of a window durably.
 
     Elements in: `DetectedImage` and `DeadLetter`, in several collections, which become a shard of each kind and worker process
-    every few seconds, 20,000 rows or 48 MB. Nothing comes out. Unbounded. At least once: a bundle that the runner repeats finds
-    its shard, or adds rows of the same keys, of which the newest count.
+    every few seconds, 20,000 rows or 48 MB. A worker that has written many merges the run's. Nothing comes out.
+    Unbounded. At least once: a bundle that the runner repeats finds its shard, or adds rows of the same keys, of which the newest
+    count.
 
     Args:
       writer: Writes the rows.
@@ -277,5 +284,22 @@ class _WriteGathered(beam.DoFn):
         gathered = list(states[0].read())
         for kind, table in self._writer.tables(gathered):
             self._writer.write(gathered, kind, table)
+            _compact_if_many(self._writer.run)
         for state in states:
             state.clear()
+
+
+_counting = threading.Lock()
+_written_by_run = Counter[Run]()  # shards of this process
+
+
+def _compact_if_many(run: Run) -> None:
+    """Counts a shard that this process has written, and merges the run's on a thread whenever there are many.
+
+    Of several workers one does: others find its lock, and try again when they have written as many more.
+    """
+    with _counting:
+        _written_by_run[run] += 1
+        are_many = _written_by_run[run] % COMPACTED_SHARDS == 0
+    if are_many:
+        threading.Thread(target=_compact, args=(run,), name="compacting", daemon=True).start()

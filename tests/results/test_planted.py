@@ -9,6 +9,7 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from pipeline import compact as compaction
@@ -16,19 +17,22 @@ from pipeline.__main__ import main
 from pipeline.config import Config, WriteConfig
 from pipeline.errors import BusyError, OutputError
 from pipeline.launch.finalize import JobReport
-from pipeline.records import DetectedImage, Detections, ImageRef
+from pipeline.records import DetectedImage, Detections, ImageRef, row_bytes
 from pipeline.results import layout
 from pipeline.results.compact import compact
+from pipeline.results.current import current_rows
 from pipeline.results.layout import DETECTIONS, check_output, check_reports
 from pipeline.results.lock import locked
-from pipeline.results.reader import list_shards
+from pipeline.results.reader import KINDS, list_shards
+from pipeline.results.rows import rows_by_kind
 from pipeline.results.run import Run, remove_abandoned
+from pipeline.results.shards import write_shard
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.summary import RunFacts
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.files import write_file
 from pipeline.write.write_shards import read_stats
-from tests.shard_rows import detected, rows_in, write_rows
+from tests.shard_rows import VERSION, detected, failed, rows_in, write_rows
 
 
 @pytest.fixture
@@ -67,6 +71,18 @@ def test_a_planted_lock_on_storage_is_described_as_far_as_it_can_be(content, buc
     write_file(f"{bucket}/out/.lock-0a", content)
     with pytest.raises(BusyError, match="another run is processing"), locked(f"{bucket}/out", "0a"):
         pass
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_whose_extra_is_none_that_this_program_writes_is_a_row_without_it(tmp_path, kind):
+    """Deep JSON ended each export; rows beside it are as they were."""
+    texts = ["[" * 100_000, '{"a":' * 900 + "1" + "}" * 900, "{", "[1]", "3", '{"camera": 7}']
+    records = [(detected if kind == DETECTIONS else failed)(f"{number}.jpg") for number in range(len(texts))]
+    (_, table) = next(rows_by_kind(records, VERSION, "0a1b"))
+    place = table.schema.get_field_index("extra")
+    write_shard(str(tmp_path), kind, table.set_column(place, "extra", pa.array(texts)), "0a1b")
+    rows = [json.loads(row_bytes(row)) for row in current_rows(str(tmp_path), kind=kind, sort=True)]
+    assert [row.get("extra") for row in rows] == [*[None] * 5, {"camera": 7}]
 
 
 class Planted:

@@ -104,6 +104,13 @@ def test_a_folder_that_cannot_be_listed_now_is_never_an_empty_one(output, number
     assert uris(output) == ["a", "b", "c"]
 
 
+def test_a_mistake_of_this_program_is_neither_damage_nor_a_disk_that_fails(output):
+    results = ResultsFolder(output)
+    with pytest.raises(AttributeError):
+        list(results.read(lambda _shard, source: source.no_such_method()))
+    assert not results.damaged
+
+
 def test_a_process_without_free_descriptors_loses_no_row(output, capsys):
     """D8: what cannot be opened now is an error, and no damage."""
     shards = list_shards(output)

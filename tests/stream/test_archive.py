@@ -270,3 +270,16 @@ def test_on_workers_the_rows_of_a_kind_become_shards_of_bounded_size(tmp_path, m
         _ = parts | "Archive" >> ArchiveRows(RowWriter(Run(str(tmp_path), "0a1b"), VERSION), window_s=10.0)
     assert len(list_shards(str(tmp_path))) == shards
     assert (uris_in(tmp_path), uris_in(tmp_path, [DEAD_LETTERS])) == (["a", "b", "x1", "x2"], ["x1", "x2"])
+
+
+def test_remote_workers_merge_the_shards_of_their_run_as_it_runs(tmp_path, monkeypatch):
+    for name, value in {"WINDOW_ROWS": 1, "COMPACTED_SHARDS": 6}.items():
+        monkeypatch.setattr(module, name, value)
+    (other,) = write_rows(str(tmp_path), [detected("other")], run="other")
+    Path(other).write_bytes(b"PAR1")
+    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        parts = tuple(pipeline | f"Create {names}" >> beam.Create(map(archived, names)) for names in ("abc", ("x1", "x2", "x3")))
+        _ = parts | "Archive" >> ArchiveRows(RowWriter(Run(str(tmp_path), uuid.uuid4().hex[:12]), VERSION), window_s=10.0)
+    wait_until(lambda: sorted(shard.run for shard in list_shards(str(tmp_path))) == ["compact", "compact", "other"])
+    os.remove(other)
+    assert uris_in(tmp_path) == ["a", "b", "c", "x1", "x2", "x3"]
