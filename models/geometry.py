@@ -46,7 +46,7 @@ def boxes_to_xyxy(boxes: Any, box_format: BoxFormat, xp: Any = np) -> Any:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class InputTransform:
-    """The place of an image in the model's input: `x_input = x_image * scale_x + offset_x`.
+    """The place of an image in the model's input: `x_input = (x_image - left) * scale_x + offset_x`.
 
     Attributes:
       scale_x: Input pixels per image pixel, horizontally.
@@ -54,6 +54,8 @@ class InputTransform:
       offset_x: Input pixels of padding left of the image.
       offset_y: Input pixels of padding above it.
       resized_wh: Size of the image inside the input, pixels.
+      left: Pixels of the image left of what the input shows: 0, unless that is a tile.
+      top: The same above it.
     """
 
     scale_x: float
@@ -61,6 +63,8 @@ class InputTransform:
     offset_x: int
     offset_y: int
     resized_wh: tuple[int, int]
+    left: int = 0
+    top: int = 0
 
 
 def resize_plan(
@@ -200,3 +204,38 @@ def nms(boxes_xyxy: Floats, scores: Floats, groups: Ints, iou_threshold: float) 
     found = np.empty(len(order), np.bool_)
     found[order] = stays
     return found
+
+
+def nmm(
+    boxes_xyxy: Floats, scores: Floats, class_ids: Ints, threshold: float, max_detections: int
+) -> tuple[npt.NDArray[np.intp], Floats]:
+    """Greedy non-maximum merging: the indices to keep, confidence descending, ties in the given order, and their grown boxes.
+
+    A kept box grows around the less sure boxes of its class that share at least `threshold` of the smaller of both with it (IoS),
+    which are then gone: parts of an object become one. As GREEDYNMM of SAHI. A box without area has no rivals.
+
+    Args:
+      boxes_xyxy: `(N, 4)`.
+      scores: `(N,)` confidences.
+      class_ids: `(N,)`.
+      threshold: 0..1.
+      max_detections: Keep at most so many, over all classes.
+    """
+    areas = np.prod(boxes_xyxy[:, 2:] - boxes_xyxy[:, :2], axis=1)
+    left: npt.NDArray[np.intp] = np.argsort(-scores, kind="stable")
+    kept: list[np.intp] = []
+    grown: list[Floats] = []
+    while len(left) and len(kept) < max_detections:
+        first, others = left[0], left[1:]
+        corners = (
+            np.maximum(boxes_xyxy[others, :2], boxes_xyxy[first, :2]),
+            np.minimum(boxes_xyxy[others, 2:], boxes_xyxy[first, 2:]),
+        )
+        shared = np.prod(np.maximum(corners[1] - corners[0], 0), axis=1)
+        smaller = np.minimum(areas[others], areas[first])
+        same = (class_ids[others] == class_ids[first]) & (smaller > 0) & (shared >= threshold * smaller)
+        group = boxes_xyxy[np.append(others[same], first)]
+        kept.append(first)
+        grown.append(np.concatenate([group[:, :2].min(axis=0), group[:, 2:].max(axis=0)]))
+        left = others[~same]
+    return np.array(kept, np.intp), np.array(grown, boxes_xyxy.dtype).reshape(-1, 4)

@@ -127,6 +127,7 @@ class Timing(msgspec.Struct, frozen=True, gc=False):
       finished_at: The time of the result.
       led_batch: Size of the device batch if this image was its first, else 0; so sums over images count each batch once.
       model: Seconds that this batch ran, if `led_batch` is not 0.
+      further_batches: Size and seconds of other batches that tiles of the image were the first ones of.
     """
 
     read: float = 0.0
@@ -137,6 +138,12 @@ class Timing(msgspec.Struct, frozen=True, gc=False):
     finished_at: float = 0.0
     led_batch: int = 0
     model: float = 0.0
+    further_batches: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def batches(self) -> tuple[tuple[int, float], ...]:
+        """Size and seconds of each batch that counts for this image."""
+        return ((self.led_batch, self.model), *self.further_batches) if self.led_batch else ()
 
 
 class DetectedImage(msgspec.Struct, frozen=True, eq=False, gc=False):

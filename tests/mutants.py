@@ -119,6 +119,18 @@ MUTANTS = {
         "for failed, of_images in stats.dead_shares[1:]:",
         "tests/launch/test_batch_job.py::test_too_many_dead_letters_are_a_failure_whose_rows_and_reports_are_there",
     ),
+    "counts an object once for each tile that shows it": Mutant(
+        "pipeline/detect/merge_tiles.py",
+        "kept = nms(*candidates)",
+        'kept = np.argsort(-confidences, kind="stable")[: detect.max_detections]',
+        "tests/detect/test_tiles.py::test_boxes_are_those_of_other_tools",
+    ),
+    "writes tiles where the model reads others": Mutant(
+        "pipeline/feed/process.py",
+        "                self._used.get()\n",
+        "                pass\n",
+        "tests/feed/test_tiles.py::test_portions_wait_for_room_and_take_the_memory_of_two",
+    ),
     "swallows the crash of a process that decodes": Mutant(
         "pipeline/feed/feeder.py",
         "        self.failures[self.singles.popleft()] = failure\n",

@@ -95,6 +95,7 @@ _Input = Annotated[SomePath, AfterValidator(days.check_places)]
 _Text = Annotated[str, BeforeValidator(_text)]
 _Port = Annotated[int, Field(ge=0, le=65535)]
 
+_OF_TILES = {"tile_overlap": 0.2, "tile_whole": False, "tile_merge": "nms"}  # settings that only images in tiles need
 BUNDLED = "digits"  # the detector that comes with this program
 
 
@@ -175,6 +176,28 @@ class DetectConfig:
         "evaluate",
         identity="rows",
     )
+    tiles: Annotated[int, Field(ge=64, le=MOST)] | None = declare(
+        None,
+        "cut images larger than the model's input into overlapping squares of so many pixels, detect in each, and merge: for "
+        "objects that are small in large photos; default: the model sees each image once",
+        identity="rows",
+    )
+    tile_overlap: Annotated[float, Field(ge=0.0, le=0.8)] = declare(
+        _OF_TILES["tile_overlap"],
+        "with tiles: the share of a tile that the next one shows, too; wider than most objects",
+        identity="rows",
+    )
+    tile_whole: bool = declare(
+        _OF_TILES["tile_whole"],
+        "with tiles: the whole image is one more tile, for objects that are larger than a tile",
+        identity="rows",
+    )
+    tile_merge: Literal["nms", "nmm"] = declare(
+        _OF_TILES["tile_merge"],
+        "with tiles: nms: of boxes of one class that overlap more than iou_threshold the surest stays, as within a tile; nmm: if "
+        "they share more than this of the smaller one, they become one box around both, for objects that reach over tiles",
+        identity="rows",
+    )
     min_agreement: Share = declare(
         0.9, "reject a version whose detections match its golden images (assets.extra/golden) less than this; 0: no check"
     )
@@ -227,6 +250,17 @@ class DetectConfig:
         if sizes != tuple(sorted(set(sizes))):
             raise ValueError("expected ascending sizes such as [1, 2, 4, 8]")
         return sizes
+
+    @model_validator(mode="after")
+    def _with_tiles(self) -> DetectConfig:
+        for name, default in _OF_TILES.items():
+            if not self.tiles and getattr(self, name) != default:
+                raise ValueError(f"{name} is for images in tiles; set tiles, too, such as 640")
+        return self
+
+    def without_tiles(self) -> DetectConfig:
+        """The settings with which the model sees each image once."""
+        return dataclasses.replace(self, tiles=None, **_OF_TILES)  # type: ignore[arg-type]
 
 
 @_checked

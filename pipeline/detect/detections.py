@@ -51,7 +51,8 @@ def to_detections(
             fitted = fitted * np.array([_input_wh(metadata, each) * 2 for each in transforms], np.float64)[of]
         scales = np.array([[each.scale_x, each.scale_y] * 2 for each in transforms])[of]
         offsets = np.array([[each.offset_x, each.offset_y] * 2 for each in transforms], np.float64)[of]
-        on_image = ((fitted - offsets) / scales).astype(np.float32)
+        corners = np.array([[each.left, each.top] * 2 for each in transforms])[of]
+        on_image = ((fitted - offsets) / scales + corners).astype(np.float32)
     kept = np.isfinite(on_image).all(axis=-1)
     if detect.classes:
         kept &= np.isin(class_ids, [metadata.class_names.index(name) for name in detect.classes])

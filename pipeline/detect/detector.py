@@ -25,11 +25,13 @@ from pipeline.detect.detections import to_detections
 from pipeline.detect.engine import OutOfMemory
 from pipeline.detect.golden import disagreement, failing_request
 from pipeline.detect.loaded_model import LoadedModel, ModelInUse
+from pipeline.detect.merge_tiles import merge_tiles
 from pipeline.errors import DeviceFailedError
 from pipeline.failures import Failure
 from pipeline.feed.feeder import FedChunk, Feeder
 from pipeline.feed.fit import ModelInput
 from pipeline.feed.read_image import GIVE_UP_SECONDS
+from pipeline.feed.tiles import Tiles
 from pipeline.feed.work import Limits
 from pipeline.limits import MEMORY, Share, available_cpus
 from pipeline.read.fetch import RETRY_SECONDS
@@ -88,6 +90,7 @@ class Detector:
         self._last_canary: Canary | None = None  # also after its end
         self._feeder_of_canary: Feeder
         self._settings = detect
+        self._tiles = Tiles(detect.tiles, int(detect.tile_overlap * detect.tiles), detect.tile_whole) if detect.tiles else None
         self._sampler, self._has_samples = Sampler(samples), samples > 0
         self._under_way: set[Future[list[Result]]] = set()
         self._pool = ThreadPoolExecutor(_THREADS, "detect")
@@ -109,25 +112,28 @@ class Detector:
 
     @property
     def chunk_size(self) -> int:
-        """Most images that are fed and run together: a batch, or a single image of a model that takes any size."""
-        return _chunk_size(self.model)
+        """Most images that are fed and run together: a batch, or one image in tiles, or of a model that takes any size."""
+        return _chunk_size(self.model, self._tiles)
 
     @property
     def chunks_in_flight(self) -> int:
         """How many chunks keep the feeder processes and the model busy, as far as memory has room for their pixels."""
         model, size = self.model, self.chunk_size
-        height, width = model.metadata.input_hw
-        images = self._feeder.processes * self._feeder.images_ahead(ModelInput.of(model.metadata))
+        to = ModelInput.of(model.metadata, self._tiles)
+        images = self._feeder.processes * self._feeder.images_ahead(to)
         wanted = 1 - (-(images + model.engine.images_in_flight) // size)
-        return max(2, int(min(wanted, self._feeder.most_bytes / (height * width * 3 * size))))
+        (height, width), pictures = to.most_hw, 2 * self._feeder.tiles_at_once(to, _portion(model)) if to.tiles else size
+        return max(2, int(min(wanted, self._feeder.most_bytes / (height * width * 3 * pictures))))
 
     def check(self, model: LoadedModel) -> str | None:
         """Why a version must not be used, in one line; None if it passes its checks."""
+        if self._settings.tile_whole and model.metadata.resize == "none":
+            return "it takes images at their own size, and tile_whole would give it all of a large image at once; leave it out"
         with contextlib.ExitStack() as checked:
             feeder = self._feeder
             if not self.in_use.is_lent:  # images that wait for a version hold all memory of this one
                 feeder = checked.enter_context(contextlib.closing(self._small_feeder()))
-            detect_in = functools.partial(self._detect_with, model, feeder)
+            detect_in = functools.partial(self._detect_with, model, feeder, tiles=None)  # golden images are those of the model
             failure = failing_request(model.warmup_requests, model.engine, detect_in)
             return failure or disagreement(model.golden, detect_in, self._settings)
 
@@ -140,7 +146,7 @@ class Detector:
         if model:
             thumbnail = self._feeder.thumbnail if self._has_samples else None
             self._feeder_of_canary = self._small_feeder()  # so that a canary that hangs holds no memory of the version in use
-            detect_in = functools.partial(self._detect_with, model, self._feeder_of_canary)
+            detect_in = functools.partial(self._detect_with, model, self._feeder_of_canary, tiles=self._tiles)
             self.canary = self._last_canary = Canary(model, self.model.version, self._settings, detect_in, thumbnail)
 
     def _small_feeder(self) -> Feeder:
@@ -187,7 +193,8 @@ class Detector:
         self._under_way.add(result)
         result.add_done_callback(self._under_way.discard)
         started_at = time.time()
-        self._feed(images, self.model).add_done_callback(functools.partial(self._on_fed, started_at, result))
+        feeding = self._feed(self._feeder, images, self.model, self._tiles, self._sampler.below())
+        feeding.add_done_callback(functools.partial(self._on_fed, started_at, result))
         return result
 
     def detect(self, images: Sequence[Image]) -> list[Result]:
@@ -196,8 +203,12 @@ class Detector:
         started = [self.start(images[n : n + size]) for n in range(0, len(images), size)]
         return [found for chunk in started for found in chunk.result()]
 
-    def _feed(self, images: Sequence[Image], model: LoadedModel) -> Future[FedChunk]:
-        return self._feeder.start(images, ModelInput.of(model.metadata), self._sampler.below())
+    @staticmethod
+    def _feed(
+        feeder: Feeder, images: Sequence[Image], model: LoadedModel, tiles: Tiles | None, sample_below: int = 0
+    ) -> Future[FedChunk]:
+        to = ModelInput.of(model.metadata, tiles)
+        return feeder.start(images, to, sample_below, feeder.tiles_at_once(to, _portion(model)) if tiles else 1)
 
     def _on_fed(self, started_at: float, result: Future[list[Result]], feeding: Future[FedChunk]) -> None:
         try:
@@ -223,38 +234,53 @@ class Detector:
     def _detect_in_use(self, fed: FedChunk, started_at: float) -> list[Result]:
         try:
             with self.in_use.taken() as model:  # one version for all of these images
-                if fed.model_input == ModelInput.of(model.metadata):
+                if fed.model_input == ModelInput.of(model.metadata, self._tiles):
                     found = self._run(model, fed, started_at)
                 else:  # a version with another input came in between
-                    fed.release()
-                    found = self._detect_with(model, self._feeder, fed.images, started_at)
+                    fed.discard()
+                    found = self._detect_with(model, self._feeder, fed.images, started_at, tiles=self._tiles)
         finally:
-            fed.release()
+            fed.discard()
         if canary := self.canary:
             for image, result in zip(fed.images, found, strict=True):
                 canary.record_stable(image, result)
         return [self._with_thumbnail(image, result) for image, result in zip(fed.images, found, strict=True)]
 
     def _detect_with(
-        self, model: LoadedModel, feeder: Feeder, images: Sequence[Image], started_at: float | None = None
+        self, model: LoadedModel, feeder: Feeder, images: Sequence[Image], started_at: float | None = None, *, tiles: Tiles | None
     ) -> list[Result]:
         """Detects with a version for whose input the images are not fitted yet, in chunks of its own."""
         found: list[Result] = []
-        size = _chunk_size(model)
+        size = _chunk_size(model, tiles)
         for n in range(0, len(images), size):
-            fed = feeder.start(images[n : n + size], ModelInput.of(model.metadata)).result()
+            fed = self._feed(feeder, images[n : n + size], model, tiles).result()
             try:
                 found += self._run(model, fed, started_at or time.time())
             finally:
-                fed.release()
+                fed.discard()
         return found
 
     def _run(self, model: LoadedModel, fed: FedChunk, started_at: float) -> list[Result]:
         PROCESS.check_stopped()
+        if fed.model_input.tiles:
+            return [self._run_tiles(model, fed, started_at)]
         results: dict[int, Result] = {place: self._dead(fed.images[place], failure) for place, failure in fed.failures.items()}
         for outputs in model.engine.run(fed.pixels):
             results |= self._results(model, fed, outputs, started_at)
         return [results[place] for place in range(len(fed.images))]
+
+    def _run_tiles(self, model: LoadedModel, fed: FedChunk, started_at: float) -> Result:
+        """The one result of an image, once all of its tiles have theirs; a failure of one is that of the image."""
+        results: list[Result] = []
+        for portion in fed.portions():
+            PROCESS.check_stopped()
+            PROCESS.parts["detector"].progressed()
+            results += [self._dead(fed.images[0], failure) for failure in portion.failures.values()]
+            for outputs in model.engine.run(portion.pixels):
+                results += [result for _, result in self._results(model, portion, outputs, started_at)]
+            if dead := [result for result in results if isinstance(result, DeadLetter)]:
+                return dead[0]
+        return merge_tiles([each for each in results if isinstance(each, DetectedImage)], self._settings)
 
     def _dead(self, image: Image, failure: Failure) -> DeadLetter:
         letter = failure.dead_letter(ref_of(image), _payload(image))
@@ -262,7 +288,7 @@ class Detector:
         return replace(letter, skipped=True) if is_skipped else letter
 
     def _results(self, model: LoadedModel, fed: FedChunk, outputs: Outputs, started_at: float) -> Iterator[tuple[int, Result]]:
-        """The results for the images of one batch, by their place in the chunk."""
+        """The results for the images (or tiles of one) of one batch, by their place in the chunk."""
         returned_at, batch = time.monotonic(), fed.fitted[outputs.start : outputs.stop]
         found: Sequence[Detections | Failure]
         if outputs.error:
@@ -270,7 +296,7 @@ class Detector:
             what = ("model_failed", "the model fails") if has_room else ("no_room", "the device has no memory")
             found = [Failure("detect", what[0], f"{what[1]} on this image alone: {outputs.error}")] * len(batch)
         else:
-            transforms = [fed.model_input.plan(each.image_wh) for each in batch]
+            transforms = fed.transforms(outputs.start, outputs.stop)
             found = to_detections(outputs.arrays, model.metadata, transforms, self._settings)
         now, name, version = time.time(), model.metadata.name, model.version
         predict_s, postprocess_s = returned_at - fed.fed_at, (time.monotonic() - returned_at) / len(batch)
@@ -317,8 +343,13 @@ def open_feeder(feeder: Feeder, detect: DetectConfig, read: ReadConfig) -> None:
     feeder.open(limits, MEMORY.budget())
 
 
-def _chunk_size(model: LoadedModel) -> int:
-    return 1 if model.metadata.resize == "none" else model.engine.batch_sizes[-1]
+def _chunk_size(model: LoadedModel, tiles: Tiles | None) -> int:
+    return 1 if tiles or model.metadata.resize == "none" else model.engine.batch_sizes[-1]
+
+
+def _portion(model: LoadedModel) -> int:
+    """How many tiles fill all concurrent batches."""
+    return max(1, model.engine.images_in_flight // 2)
 
 
 def _payload(image: Image) -> bytes:

@@ -102,7 +102,7 @@ def _detected(model: str, images: Sequence[str], detect: dict[str, float], confi
     check_inputs({pattern: (pattern,) for pattern in images})
     listed = list(list_images(images))
     refs = sorted((each for each in listed if isinstance(each, ImageRef)), key=lambda ref: ref.uri)
-    with contextlib.closing(load_detector(settings.model, settings.detect)) as detector:
+    with contextlib.closing(load_detector(settings.model, settings.detect.without_tiles())) as detector:
         results = detector.detect(refs)
     if dead := [each for each in (*listed, *results) if isinstance(each, DeadLetter)]:
         raise InputError(f"{plural(len(dead), 'image')} cannot be used, such as {dead[0].ref.uri}: {dead[0].message}")

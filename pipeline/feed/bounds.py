@@ -40,14 +40,23 @@ def set_up() -> None:
 def bounded(seconds: float, file_bytes: int) -> Iterator[None]:
     """Bounds the CPU time and the memory of decoding one file; an image of more than `ANY_ROOM` bytes then raises the latter."""
     limit_memory(bytes_for(file_bytes))
+    try:
+        with time_bounded(seconds):
+            yield
+    finally:
+        most = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+@contextlib.contextmanager
+def time_bounded(seconds: float) -> Iterator[None]:
+    """Bounds the CPU time of a block."""
     bound_time(seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        most = resource.getrlimit(resource.RLIMIT_AS)[1]
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def bound_time(seconds: float) -> None:

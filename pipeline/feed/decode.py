@@ -74,8 +74,12 @@ def _decode(opened: OpenedImage, max_pixels: float, needed_wh: Callable[[Size], 
     factor, flag = _choose_scale(opened, upright_wh, needed_wh(upright_wh) if needed_wh else None)
     held_pixels = math.prod(opened.wh) / (factor**2 if opened.scales else 1)
     _check_size(opened, held_pixels, max_pixels)
-    with room(held_pixels * opened.bytes_per_pixel, opened.wh, math.prod(opened.wh) / 1e6 * opened.seconds_per_megapixel):
-        pixels = _decode_jpeg(opened, flag) if opened.format == "JPEG" else _decode_pixels(opened)
+    seconds = math.prod(opened.wh) / 1e6 * opened.seconds_per_megapixel
+    with room(held_pixels * opened.bytes_per_pixel, opened.wh, seconds):
+        pixels = _decode_jpeg(opened, flag) if opened.format == "JPEG" else _decode_with_opencv(opened)
+    if pixels is None:
+        with room(held_pixels * max(_BYTES_PER_PIXEL, opened.bytes_per_pixel), opened.wh, seconds):
+            pixels = _decode_with_pillow(opened)
     if pixels.shape[1::-1] != tuple(math.ceil(size / factor) for size in opened.wh):
         raise corrupt(f"it says {opened.wh[0]} x {opened.wh[1]} pixels, the image has other ones")
     return DecodedImage(turn_upright(pixels, opened.orientation), upright_wh)
@@ -125,16 +129,19 @@ def _decode_jpeg(opened: OpenedImage, flag: int) -> np.ndarray:
     return pixels
 
 
-def _decode_pixels(opened: OpenedImage) -> np.ndarray:
+def _decode_with_opencv(opened: OpenedImage) -> np.ndarray | None:
+    """The pixels, if OpenCV reads such images, and this one."""
     image = opened.image
     if opened.format in _OPENCV_FIRST or (image and image.format == "JPEG2000" and image.mode in _OPENCV_JPEG2000_MODES):
-        pixels = opencv_8_bit(opened.format, opened.content)
-        if pixels is not None:
-            return pixels
+        return opencv_8_bit(opened.format, opened.content)
+    return None
+
+
+def _decode_with_pillow(opened: OpenedImage) -> np.ndarray:
     if opened.format == "HDR" or (opened.format == "PNG" and not opened.cut):  # Pillow does not check all sums of a PNG
         raise ImageError("decode", "corrupt", "the pixels cannot be decoded")
     try:
-        return pillow_pixels(image or open_with_pillow(opened.format, opened.content))
+        return pillow_pixels(opened.image or open_with_pillow(opened.format, opened.content))
     except Exception as err:
         if not opened.cut:
             raise

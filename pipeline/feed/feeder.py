@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from models.geometry import InputTransform
 from pipeline.errors import ModelError
 from pipeline.failures import Failure
 from pipeline.feed.bounds import TIMED_OUT
@@ -37,7 +38,19 @@ from pipeline.feed.decode import most_seconds
 from pipeline.feed.fit import ModelInput
 from pipeline.feed.read_image import note_storage, store_name
 from pipeline.feed.shared_memory import SharedMemory, size_of
-from pipeline.feed.work import Coming, Fitted, Limits, Prepared, StopWaiting, StoreAnswers, StoreAway, StoreFails, Work
+from pipeline.feed.work import (
+    Coming,
+    Fitted,
+    Limits,
+    Portion,
+    PortionUsed,
+    Prepared,
+    StopWaiting,
+    StoreAnswers,
+    StoreAway,
+    StoreFails,
+    Work,
+)
 from pipeline.records import EncodedImage, Image, ImageRef
 from pipeline.stats.process import PROCESS
 
@@ -67,15 +80,16 @@ _THUMBNAIL_ONLY = ModelInput((800, 800), "letterbox", "darknet", 0)
 
 @dataclasses.dataclass
 class FedChunk:
-    """Images that are ready for the model.
+    """Images that are ready for the model; or some tiles of one image.
 
     Attributes:
       images: All images of the chunk.
       model_input: How they were fitted.
-      pixels: `(n, H, W, 3) uint8`, in shared memory until `release`, of the images of `fitted`.
-      fitted: These images.
+      pixels: `(n, H, W, 3) uint8`, in shared memory until `release`, of images, or of tiles of one.
+      fitted: The image of each of these.
       failures: Place in `images` -> why it has no pixels, of all other images.
       fed_at: When the chunk was ready, by the monotonic clock.
+      rest: The next tiles of the image; None with its last ones.
     """
 
     images: Sequence[Image]
@@ -85,6 +99,32 @@ class FedChunk:
     failures: dict[int, Failure]
     fed_at: float
     _release: Callable[[], None] | None
+    rest: Future[FedChunk] | None = None
+
+    def transforms(self, start: int, stop: int) -> list[InputTransform]:
+        """How some of the images or tiles of `pixels` were fitted."""
+        some = self.fitted[start:stop]
+        if not self.model_input.tiles:
+            return [self.model_input.plan(each.image_wh) for each in some]
+        tiles, first = self.model_input.tiles_of(some[0].image_wh), some[0].first_tile
+        return [self.model_input.plan_tile(tile) for tile in tiles[first + start : first + stop]]
+
+    def portions(self) -> Iterator[FedChunk]:
+        """All tiles of the image, some at a time; each portion is released when the next one is wanted."""
+        portion: FedChunk | None = self
+        while portion:
+            yield portion
+            portion = portion._following()
+
+    def discard(self) -> None:
+        """Releases all portions, also those to come."""
+        portion: FedChunk | None = self
+        while portion:
+            portion = portion._following()
+
+    def _following(self) -> FedChunk | None:
+        self.release()
+        return self.rest.result() if self.rest else None
 
     def release(self) -> None:
         """Lets other images have the shared memory, when nobody uses the pixels any more; further calls do nothing."""
@@ -96,10 +136,12 @@ class FedChunk:
 class _Chunk:
     """Images that are not ready yet."""
 
-    def __init__(self, images: Sequence[Image], to: ModelInput, sample_below: int):
+    def __init__(self, images: Sequence[Image], to: ModelInput, sample_below: int, most_tiles: int = 1):
         self.images = images
         self.to = to
         self.sample_below = sample_below
+        self.most_tiles = most_tiles  # in each half of the slot
+        self.is_begun = False  # the first tiles of its image are ready, and others will be
         self.result: Future[FedChunk] = Future()
         self.slot = -1
         self.fitted: list[Fitted] = []
@@ -108,8 +150,8 @@ class _Chunk:
 
     @property
     def image_bytes(self) -> int:
-        """Of each image's pixels, for a model whose input has one size."""
-        return self.to.input_hw[0] * self.to.input_hw[1] * 3
+        """Of each image's pixels, for a model whose input has one size; of two portions of tiles."""
+        return math.prod(self.to.most_hw) * 3 * (2 * self.most_tiles if self.to.tiles else 1)
 
 
 class _Unit:
@@ -131,7 +173,7 @@ class _Unit:
 
     def next_work(self) -> Work:
         chunk, places = self.chunk, [self.singles[0]] if self.singles else self.places
-        return Work(chunk.slot, chunk.to, {place: chunk.images[place] for place in places}, chunk.sample_below)
+        return Work(chunk.slot, chunk.to, {place: chunk.images[place] for place in places}, chunk.sample_below, chunk.most_tiles)
 
     def add(self, part: Prepared) -> bool:
         """Adds what a process has prepared; returns whether that was all."""
@@ -148,10 +190,14 @@ class _Unit:
         return {store_name(image.uri): image.uri for image in asked if isinstance(image, ImageRef)}.values()
 
     def process_died(self, failure: Failure) -> bool:
-        """Blames the image that was tried alone, if one was; returns whether nothing is left to try."""
+        """Blames the image that was tried alone, if one was; returns whether nothing is left to try.
+
+        An image of which some tiles are in the model is not read again, as it may have changed.
+        """
         if not self.singles:
             self.singles.extend(self.places)
-            return False
+            if not self.chunk.is_begun:
+                return False
         self.chunk.failures[self.singles.popleft()] = failure
         return not self.singles
 
@@ -268,20 +314,25 @@ class Feeder:
     def images_ahead(self, to: ModelInput) -> int:
         """Most images at one process: it works at some, and reads the others meanwhile."""
         threads = self._limits.read_threads if self._limits else 1
-        return _ANY_SIZE_AHEAD if to.resize == "none" else _UNIT_IMAGES + 2 * threads
+        return _ANY_SIZE_AHEAD if to.is_any_size or to.tiles else _UNIT_IMAGES + 2 * threads
 
-    def start(self, images: Sequence[Image], to: ModelInput, sample_below: int = 0) -> Future[FedChunk]:
+    def tiles_at_once(self, to: ModelInput, wanted: int) -> int:
+        """How many tiles of an image are ready at once: as many as wanted, or as memory has room for in two images."""
+        return max(1, min(wanted, int(self.most_bytes / (4 * 3 * math.prod(to.most_hw)))))
+
+    def start(self, images: Sequence[Image], to: ModelInput, sample_below: int = 0, most_tiles: int = 1) -> Future[FedChunk]:
         """Starts on a chunk of images; they are in work once memory has room for their pixels.
 
         Args:
-          images: At least one; a single one for a model that takes images of any size.
+          images: At least one; a single one for a model that takes images of any size, or if images are cut into tiles.
           to: How they are fitted.
           sample_below: An image whose identity has a smaller hash gets a thumbnail.
+          most_tiles: The most tiles of a portion; there are two portions of an image in memory.
 
         Returns:
           The future of the chunk. It raises `AwayError` if the images' store is away, and `ModelError` after `close`.
         """
-        chunk = _Chunk(images, to, sample_below)
+        chunk = _Chunk(images, to, sample_below, most_tiles)
         with self._lock:
             if self._failure:
                 chunk.result.set_exception(self._failure)
@@ -387,8 +438,7 @@ class Feeder:
 
     def _take_slot(self, chunk: _Chunk) -> bool:
         """Takes the slot that was used last; False while memory has no room for the chunk's pixels."""
-        is_any_size = chunk.to.resize == "none"
-        slot, needed = self._free[-1], self._any_size_bytes if is_any_size else len(chunk.images) * chunk.image_bytes
+        slot, needed = self._free[-1], self._any_size_bytes if chunk.to.is_any_size else len(chunk.images) * chunk.image_bytes
         held = sum(self._held.values()) + max(needed - self._held.get(slot, 0), 0)
         if held > self.most_bytes:
             idle = [each for each in self._free[:-1] if self._held.get(each)]
@@ -416,16 +466,9 @@ class Feeder:
         if self._failure:
             return
         if isinstance(message, Prepared):
-            unit = process.units[0]
-            if "storage" in PROCESS.failing:  # perhaps a process waits for a store that has answered this one
-                for uri in unit.answered(message):
-                    self._tell_all(StoreAnswers(uri))
-            is_whole = unit.add(message)
-            if is_whole:
-                self._end(unit)  # before it goes: `_fail` reaches the units that are there
-            process.units.popleft()
-            if not is_whole:
-                process.start(unit)  # behind a unit that the process has already
+            self._add(process, message)
+        elif isinstance(message, Portion):
+            self._deliver(process, message)
         elif isinstance(message, StoreFails):
             note_storage(*message)
         elif isinstance(message, StoreAway):
@@ -436,6 +479,36 @@ class Feeder:
         else:
             process.is_ready = True
             self._failed_starts = 0
+
+    def _add(self, process: _Process, prepared: Prepared) -> None:
+        unit = process.units[0]
+        if "storage" in PROCESS.failing:  # perhaps a process waits for a store that has answered this one
+            for uri in unit.answered(prepared):
+                self._tell_all(StoreAnswers(uri))
+        is_whole = unit.add(prepared)
+        if is_whole:
+            self._end(unit)  # before it goes: `_fail` reaches the units that are there
+        process.units.popleft()
+        if not is_whole:
+            process.start(unit)  # behind a unit that the process has already
+
+    def _deliver(self, process: _Process, portion: Portion) -> None:
+        """Passes some tiles of an image on, which counts as read; the last ones end its unit."""
+        unit = process.units[0]
+        chunk, result = unit.chunk, unit.chunk.result
+        if unit.has_begun:
+            PROCESS.parts["read"].end(len(unit.places))
+            unit.has_begun = False
+
+        def release() -> None:
+            with self._lock:
+                if portion.following >= 2:  # the process waits for room for the second one of them
+                    process.send(PortionUsed())
+
+        chunk.is_begun, chunk.result = True, Future()
+        pixels = self._tiles(chunk, portion.fitted)
+        fitted, now = [portion.fitted] * portion.fitted.tiles, time.monotonic()
+        result.set_result(FedChunk(chunk.images, chunk.to, pixels, fitted, {}, now, release, chunk.result))
 
     def _tell_all(self, message: Any) -> None:
         for process in self._running:
@@ -480,13 +553,15 @@ class Feeder:
             return
         slot, fitted = chunk.slot, sorted(chunk.fitted, key=operator.attrgetter("place"))
         pixels = self._pixels(chunk, fitted)
-        if chunk.to.resize == "none":
+        if chunk.to.tiles:
+            fitted *= len(pixels)
+        if chunk.to.is_any_size:
             self._held[slot] = max(pixels.nbytes, self._held[slot])
             self._any_size_bytes = max(pixels.nbytes, self._any_size_bytes * 9 // 10)
 
         def release() -> None:
             with self._lock:
-                if chunk.to.resize == "none" and self._held[slot] > _KEPT_BYTES:
+                if chunk.to.is_any_size and self._held[slot] > _KEPT_BYTES:
                     self._forget(slot)
                 self._give_back(slot)
                 self._hand_out()
@@ -495,8 +570,12 @@ class Feeder:
 
     def _pixels(self, chunk: _Chunk, fitted: Sequence[Fitted]) -> np.ndarray:
         """The pixels of the fitted images, without the gaps of those that failed."""
-        height, width = fitted[0].pixels_hw if fitted else (0, 0)
+        if not fitted:
+            return np.empty((0, *chunk.to.most_hw, 3), np.uint8)
+        if chunk.to.tiles:
+            return self._tiles(chunk, fitted[0])
         if chunk.to.resize == "none":
+            height, width = fitted[0].pixels_hw
             return self._memory.view(chunk.slot, len(fitted) * height * width * 3).reshape(len(fitted), height, width, 3)
         pixels = self._memory.view(chunk.slot, len(chunk.images) * chunk.image_bytes)
         pixels = pixels.reshape(len(chunk.images), *chunk.to.input_hw, 3)
@@ -504,6 +583,13 @@ class Feeder:
             if each.place != number:
                 pixels[number] = pixels[each.place]
         return pixels[: len(fitted)]
+
+    def _tiles(self, chunk: _Chunk, fitted: Fitted) -> np.ndarray:
+        """The pixels of the tiles that are ready, in the half of the slot that is theirs."""
+        shape = (chunk.most_tiles, *fitted.pixels_hw, 3)
+        half = math.prod(shape)
+        halves = self._memory.view(chunk.slot, 2 * half).reshape(2, *shape)
+        return halves[fitted.first_tile // chunk.most_tiles % 2, : fitted.tiles]
 
     def _fail(self, failure: BaseException) -> None:
         """Fails all chunks, now and later, and kills the processes."""

@@ -42,7 +42,7 @@ class OpenedImage:
       content: The bytes for OpenCV.
       wh: Width and height of the pixels as they are stored, before `orientation`.
       orientation: As in Exif 2.3, section 4.6.4: 1 to 8; 1 also where the decoder applies it.
-      bytes_per_pixel: Peak memory of decoding for each pixel of `wh`, as measured.
+      bytes_per_pixel: Peak memory of decoding for each pixel of `wh`, as measured; where OpenCV fails, Pillow may take 16.
       seconds_per_megapixel: Most CPU time of decoding: four times what was measured, or more.
       scales: Whether decoding at reduced scale takes less memory: JPEG whose pixels come in one pass.
       cut: Whether the file is shorter than its own lengths say; a JPEG: lacks the marker of its end, which `content` has.
@@ -112,14 +112,15 @@ def _open_jpeg(content: bytes) -> OpenedImage:
             raise ImageError("decode", "truncated", "the JPEG ends within its pixels (no end-of-image marker)")
         content = content.rstrip(b"\xff") + _JPEG_END
     all_components = b"\xff\xda\0" + bytes([6 + 2 * components, components])
+    in_one_pass = "progressive" not in image.info and content.startswith(all_components, scan - 8 - 2 * components)
     return OpenedImage(
         "JPEG",
         content,
         image.size,
         orientation(image) if image.info.keys() & {"exif", "xmp"} else 1,
-        bytes_per_pixel=12,
+        bytes_per_pixel=7 if in_one_pass and not cut else 12,
         seconds_per_megapixel=0.05,
-        scales="progressive" not in image.info and content.startswith(all_components, scan - 8 - 2 * components),
+        scales=in_one_pass,
         cut=cut,
     )
 
@@ -182,7 +183,8 @@ def _open_other(name: str, content: bytes) -> OpenedImage:
 
 def _bytes_per_pixel(image: Image.Image) -> float:
     if isinstance(image, TiffImagePlugin.TiffImageFile):
-        return max(16.0, 12 + float(sum(image.tag_v2.get(_BITS_PER_SAMPLE, (1,)))) / 8)
+        bits = image.tag_v2.get(_BITS_PER_SAMPLE, (1,))
+        return 7.0 if image.mode in ("L", "RGB") and {*bits} == {8} else max(16.0, 12 + float(sum(bits)) / 8)
     if image.format == "JPEG2000":
         return max(20, 4 + 5.5 * len(image.getbands()))
     return 16.0

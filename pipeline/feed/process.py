@@ -25,15 +25,28 @@ from msgspec.structs import replace
 
 from pipeline.errors import UserError
 from pipeline.failures import Failure, ImageError
-from pipeline.feed.bounds import bound_time, bounded, bytes_for, clock_stopped, expect, limit_memory, set_up
+from pipeline.feed.bounds import bound_time, bounded, bytes_for, clock_stopped, expect, limit_memory, set_up, time_bounded
 from pipeline.feed.decode import MORE_MEMORY, most_seconds
-from pipeline.feed.fit import fit
+from pipeline.feed.fit import fit, fit_tile
 from pipeline.feed.formats import Size
 from pipeline.feed.prefetch import Prefetcher, Read
 from pipeline.feed.read_image import CircuitBreaker, read_image
 from pipeline.feed.shared_memory import SharedMemory
 from pipeline.feed.thumbnails import make_thumbnail
-from pipeline.feed.work import ANY_ROOM, Coming, Fitted, Limits, Prepared, StopWaiting, StoreAnswers, StoreAway, StoreFails, Work
+from pipeline.feed.work import (
+    ANY_ROOM,
+    Coming,
+    Fitted,
+    Limits,
+    Portion,
+    PortionUsed,
+    Prepared,
+    StopWaiting,
+    StoreAnswers,
+    StoreAway,
+    StoreFails,
+    Work,
+)
 from pipeline.limits import MEMORY
 from pipeline.records import EncodedImage, identity_hash
 
@@ -71,6 +84,7 @@ class _Process:
         self._memory = SharedMemory(memory)
         self._ahead = Prefetcher(self._read, self._limits.read_threads, self._limits.read_ahead_bytes)
         self._works: queue.SimpleQueue[tuple[Work, deque[Read]]] = queue.SimpleQueue()
+        self._used: queue.SimpleQueue[PortionUsed] = queue.SimpleQueue()
 
     def run(self) -> None:
         """Answers each `Work` with `Prepared`, in order."""
@@ -96,6 +110,8 @@ class _Process:
                     expect(message.size)
                 elif isinstance(message, StoreAnswers):
                     self._breaker.succeeded(message.uri)
+                elif isinstance(message, PortionUsed):
+                    self._used.put(message)
                 elif isinstance(message, StopWaiting):
                     self._breaker.stop.set()
                 else:
@@ -158,7 +174,7 @@ class _Process:
     def _fit_within_bounds(self, place: int, image: EncodedImage, work: Work) -> Fitted | Failure:
         """Decodes and fits an image into the shared memory, and makes its thumbnail, if it gets one."""
         began, content, limits, to = time.monotonic(), image.content, self._limits, work.model_input
-        out = None if to.resize == "none" else self._pixels(work.slot, place, (*to.input_hw, 3))
+        out = None if to.resize == "none" or to.tiles else self._pixels(work.slot, place, (*to.input_hw, 3))
         thumbnail = b""
         with bounded(most_seconds(limits.max_pixels), len(content)):
             fitted = fit(content, to, limits.max_pixels, scaled_decode=limits.scaled_decode, room=self._room, out=out)
@@ -167,11 +183,34 @@ class _Process:
             decoded, pixels = fitted
             if work.sample_below and identity_hash(image.ref.identity) < work.sample_below:
                 thumbnail = make_thumbnail(decoded)
-        if out is None:
+        if out is None and not to.tiles:
             self._pixels(work.slot, 0, pixels.shape)[:] = pixels
         decode_s, ref, (height, width, _) = time.monotonic() - began, image.ref, pixels.shape
         times = image.read_seconds, decode_s, image.received_at
-        return Fitted(place, decoded.image_wh, (height, width), *times, ref.generation, thumbnail)
+        done = Fitted(place, decoded.image_wh, (height, width), *times, ref.generation, thumbnail)
+        return self._cut(done, pixels, work) if to.tiles else done
+
+    def _cut(self, fitted: Fitted, pixels: np.ndarray, work: Work) -> Fitted:
+        """Cuts an image into tiles, in portions that take turns in the halves of the slot; sends all portions but the last."""
+        to, tiles = work.model_input, work.model_input.tiles_of(fitted.image_wh)
+        portions = [tiles[n : n + work.most_tiles] for n in range(0, len(tiles), work.most_tiles)]
+        for number, portion in enumerate(portions):
+            if number >= 2:
+                self._used.get()
+            began, first = time.monotonic(), number * work.most_tiles
+            hw = to.input_hw if to.resize != "none" else portion[0].wh[::-1]
+            out = self._pixels(work.slot, number % 2, (work.most_tiles, *hw, 3))
+            try:
+                with time_bounded(most_seconds(self._limits.max_pixels)):
+                    for tile, where in zip(portion, out, strict=False):
+                        fit_tile(pixels, tile, to, where)
+            except MemoryError as err:  # ends this process, as other portions may be in the model
+                raise RuntimeError("memory is short while the tiles of an image are cut") from err
+            decode_s = fitted.decode_s + time.monotonic() - began
+            fitted = replace(fitted, pixels_hw=hw, decode_s=decode_s, first_tile=first, tiles=len(portion))
+            if following := len(portions) - number - 1:
+                self._send(Portion(fitted, following))
+        return fitted
 
     def _pixels(self, slot: int, place: int, shape: tuple[int, ...]) -> np.ndarray:
         size = math.prod(shape)

@@ -43,15 +43,17 @@ class Work(NamedTuple):
 
     Attributes:
       slot: The part of the shared memory for the chunk's pixels.
-      model_input: How they are fitted; an image of any size is alone in its chunk.
+      model_input: How they are fitted; an image of any size, or in tiles, is alone in its chunk.
       images: By their places in the chunk, at which their pixels go.
       sample_below: An image whose identity has a smaller hash gets a thumbnail.
+      most_tiles: How many tiles of an image lie in each half of the slot.
     """
 
     slot: int
     model_input: ModelInput
     images: dict[int, Image]
     sample_below: int
+    most_tiles: int
 
 
 class Fitted(msgspec.Struct, frozen=True, gc=False):
@@ -66,6 +68,8 @@ class Fitted(msgspec.Struct, frozen=True, gc=False):
       received_at: When reading began, or the bytes came, seconds since the epoch.
       generation: The generation that was read.
       thumbnail: A JPEG, if it gets one.
+      first_tile: Which of its tiles is the first one there.
+      tiles: How many of them are there; 1 for a whole image.
     """
 
     place: int
@@ -76,6 +80,8 @@ class Fitted(msgspec.Struct, frozen=True, gc=False):
     received_at: float
     generation: str
     thumbnail: bytes
+    first_tile: int = 0
+    tiles: int = 1
 
 
 class Prepared(NamedTuple):
@@ -88,6 +94,22 @@ class Prepared(NamedTuple):
 
     fitted: list[Fitted]
     failures: dict[int, Failure]
+
+
+class Portion(NamedTuple):
+    """Some tiles of an image lie in a half of its slot, and others follow, the last ones as `Prepared`.
+
+    Attributes:
+      fitted: The image.
+      following: How many portions follow.
+    """
+
+    fitted: Fitted
+    following: int
+
+
+class PortionUsed(NamedTuple):
+    """A half of a slot is free for the portion after the next one."""
 
 
 class StoreFails(NamedTuple):

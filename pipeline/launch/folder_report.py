@@ -20,7 +20,7 @@ from models.evaluate.detection_rows import from_json
 from pipeline.config import DetectConfig
 from pipeline.failures import Failure
 from pipeline.feed.decode import decode_image
-from pipeline.feed.thumbnails import make_thumbnail
+from pipeline.feed.thumbnails import make_thumbnail, thumbnail_wh
 from pipeline.read.again import Read, reads
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef
 from pipeline.report.page import Folder, render_report
@@ -33,8 +33,8 @@ from pipeline.stats.job_stats import EXAMPLES, JobStats, confidence_bins
 from pipeline.stats.samples import REPORT_SAMPLES, Ranked, chosen, keep, ranks_of
 
 _SAMPLED = 200_000  # rows among which samples are chosen; each takes microseconds
-_MAX_PIXELS = DetectConfig().max_megapixels * 1e6
 _THREADS = 4
+_MAX_PIXELS = DetectConfig().max_megapixels * 1e6 / _THREADS  # decoded at once, of a JPEG at reduced scale
 
 
 def page_of_folder(output: str, summary: Mapping[str, Any], wanted: Wanted = ALL) -> bytes:
@@ -140,5 +140,5 @@ def _thumbnail(read: Read) -> bytes:
         content = read()
     except OSError:
         return b""
-    decoded = content if isinstance(content, Failure) else decode_image(content, _MAX_PIXELS)
+    decoded = content if isinstance(content, Failure) else decode_image(content, _MAX_PIXELS, thumbnail_wh)
     return b"" if isinstance(decoded, Failure) else make_thumbnail(decoded)

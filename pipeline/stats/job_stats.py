@@ -150,9 +150,9 @@ class JobStats:
         timings = [image.timing for image in images]
         for stage in STAGES:
             self._add_stage(stage, [getattr(timing, stage) for timing in timings])
-        batches = [timing for timing in timings if timing.led_batch]
-        self.batches.update(timing.led_batch for timing in batches)
-        self._add_stage("model", [timing.model for timing in batches])
+        batches = [batch for timing in timings for batch in timing.batches]
+        self.batches.update(size for size, _ in batches)
+        self._add_stage("model", [seconds for _, seconds in batches])
         self.latencies.add([timing.latency for timing in timings])
         for second, count in Counter(int(timing.finished_at) for timing in timings).items():
             self.finished.add(second, count)

@@ -59,9 +59,9 @@ def count_results(*results: DetectedImage | DeadLetter) -> None:
     for timing in (image.timing for image in detected):
         for stage in STAGES:
             _distributions[f"{stage}_us"].update(int(getattr(timing, stage) * 1e6))
-        if timing.led_batch:
-            _distributions["batch_size"].update(timing.led_batch)
-            _distributions["model_us"].update(int(timing.model * 1e6))
+        for size, seconds in timing.batches:
+            _distributions["batch_size"].update(size)
+            _distributions["model_us"].update(int(seconds * 1e6))
     with PROCESS.lock:
         for stats in PROCESS.counted:
             stats.add_detected(detected, PROCESS.samples)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.geometry import InputTransform, boxes_to_xyxy, fit_image, iou_matrix, nms, resize_plan
+from models.geometry import InputTransform, boxes_to_xyxy, fit_image, iou_matrix, nmm, nms, resize_plan
 from tests.models.box_formats import boxes_from_xyxy, to_model, to_original
 
 SIDES = st.integers(min_value=1, max_value=20_000)
@@ -136,3 +136,23 @@ def test_nms_leaves_no_rivals_and_drops_nothing_without_one(count, seed, iou_thr
     assert rivals[np.ix_(kept, kept)].sum() == len(kept)
     for dropped in set(range(count)) - set(kept.tolist()):
         assert (rivals[dropped, kept] & (scores[kept] >= scores[dropped])).any()
+
+
+@pytest.mark.parametrize(
+    ("boxes", "kept", "grown"),
+    [
+        pytest.param([], [], [], id="no box"),
+        pytest.param([[0, 0, 9, 9], [8, 0, 17, 9]], [0, 1], [[0, 0, 9, 9], [8, 0, 17, 9]], id="neighbours"),
+        pytest.param([[0, 0, 9, 9], [4, 0, 13, 9], [8, 0, 17, 9]], [0, 2], [[0, 0, 13, 9], [8, 0, 17, 9]], id="no chain"),
+        pytest.param([[4, 4, 6, 6], [0, 0, 9, 9]], [0], [[0, 0, 9, 9]], id="a part is surer than the whole"),
+        pytest.param([[0, 0, 9, 9], [4, 4, 4, 6]], [0, 1], [[0, 0, 9, 9], [4, 4, 4, 6]], id="no area"),
+    ],
+)
+def test_merging_grows_the_surest_box_around_those_that_share_half_of_the_smaller_one(boxes, kept, grown):
+    boxes = np.array(boxes, float).reshape(-1, 4)
+    scores = np.linspace(0.9, 0.5, len(boxes))
+    found = nmm(boxes, scores, np.zeros(len(boxes), int), 0.5, 9)
+    assert (found[0].tolist(), found[1].tolist()) == (kept, grown)
+    other_classes = nmm(boxes, scores, np.arange(len(boxes)), 0.5, 9)
+    assert np.array_equal(other_classes[1], boxes)
+    assert nmm(boxes, scores, np.arange(len(boxes)), 0.5, 1)[0].tolist() == kept[:1]
