@@ -110,12 +110,19 @@ def running_gcs_emulator() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def running_strict_gcs_emulator() -> Iterator[str]:
-    """The same for the emulator that honours preconditions, as the other one does not."""
+def running_strict_gcs_emulator(data: Path | None = None) -> Iterator[str]:
+    """The same for the emulator that honours preconditions, as the other one does not; `data` has a folder for each bucket."""
     server = shutil.which("fake-gcs-server", path=f"{_TOOLS}{os.pathsep}{os.environ.get('PATH', '')}")
     if server is None:
         raise EmulatorMissing("no fake-gcs-server; get it with `make .tools/fake-gcs-server`, where Go is")
-    command = [server, "-backend=memory", "-scheme=http", "-host=127.0.0.1", "-log-level=error"]
+    command = [
+        server,
+        "-backend=memory",
+        "-scheme=http",
+        "-host=127.0.0.1",
+        "-log-level=error",
+        f"-data={data or '/nonexistent'}",
+    ]
     with running_server(lambda port: [*command, f"-port={port}", f"-public-host=127.0.0.1:{port}"]) as port:
         yield f"http://127.0.0.1:{port}"
 
