@@ -1,5 +1,7 @@
 """Manifests: lists of images, as text, CSV, JSON Lines or Parquet; also inventories of buckets, whose generations are believed.
 
+An S3 Inventory is given by its `manifest.json`, which names its files and their columns.
+
 A line that names no image becomes one dead letter, named after its place, `<manifest>:<line>`; the other lines are read. Memory
 holds one line at a time, of a bounded length.
 """
@@ -8,12 +10,14 @@ from __future__ import annotations
 
 import csv
 import functools
+import gzip
 import hashlib
 import io
 import itertools
 import json
 import os
 import urllib.parse
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
@@ -21,18 +25,15 @@ from pipeline.errors import InputError
 from pipeline.extra_fields import extra_columns, extra_text
 from pipeline.failures import Failure, ImageError, one_line
 from pipeline.read.fetch import open_file
+from pipeline.read.inventories import Objects, files_of_s3, is_of_s3, told_version
 from pipeline.read.names import CONTROL, bad_name, file_of, full_name, names_image, record_range
 from pipeline.records import DeadLetter, ImageRef
-from pipeline.storage.cloud import GS
 from pipeline.storage.globs import real_folder
-from pipeline.storage.s3 import S3
 from pipeline.storage.stores import LISTED
 
 _MANIFEST_ENDINGS = (".txt", ".csv", ".jsonl", ".parquet")
 _NAMING = ("uri", "path", "file", "filename", "image")  # columns that name the image, the best first
 _OURS = frozenset({"uri", "path", "image", "generation"})
-_GENERATIONS = ("generation", "etag", "e_tag")  # columns that tell the version of an object, the best first
-_MOST_DIGITS = 16  # of a size in bytes
 _ROWS_AT_ONCE = 1000
 _FOLDERS_KNOWN = 4096
 _LONGEST_LINE = 1 << 20  # characters; as JSON it may take 25 times as many bytes
@@ -48,7 +49,7 @@ class _BadLineError(Exception):
 
 def is_manifest(pattern: str) -> bool:
     """Whether an input is a list of images, by its name."""
-    return pattern.lower().endswith(_MANIFEST_ENDINGS)
+    return pattern.lower().endswith(_MANIFEST_ENDINGS) or is_of_s3(pattern)
 
 
 def read_manifest(path: str) -> Iterator[ImageRef | DeadLetter]:
@@ -61,26 +62,15 @@ def read_manifest(path: str) -> Iterator[ImageRef | DeadLetter]:
     real = functools.lru_cache(_FOLDERS_KNOWN)(real_folder)
     try:
         with open_file(path) as file:
-            for named in named_images(file, path):
+            for named in _of_s3_inventory(file, path) if is_of_s3(path) else named_images(file, path):
                 if isinstance(named, DeadLetter):
                     yield named
                     continue
-                uri, extra, generation, size_bytes = _inventoried(*named)
+                uri, (extra, generation, size_bytes) = named[0], told_version(*named)
                 name, text = full_name(_resolve(uri, folder), real), extra_text(extra) if extra else ""
                 yield ImageRef(name, generation, size_bytes, extra=text)
     except ImageError as err:
         raise InputError(f"manifest {err}") from err
-
-
-def _inventoried(uri: str, fields: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str, int]:
-    """An image of a manifest, its other fields, and the generation and size that an inventory tells of an object."""
-    told = {name.lower(): value for name, value in fields.items()} if uri.startswith(LISTED) else {}
-    generation = str(next((told[name] for name in _GENERATIONS if told.get(name)), "")).strip('"')
-    if not generation:
-        return uri, fields, "", 0
-    left = {name: value for name, value in fields.items() if name.lower() not in (*_GENERATIONS, "size")}
-    size = str(told.get("size", ""))
-    return uri, left, generation, int(size) if size.isdecimal() and len(size) <= _MOST_DIGITS else 0
 
 
 def _resolve(uri: str, folder: str) -> str:
@@ -107,6 +97,25 @@ def named_images(file: BinaryIO, path: str) -> Iterator[Named | DeadLetter]:
     if ending in (".csv", ".parquet"):
         return _in_rows(_rows(file) if ending == ".csv" else _rows_of_parquet(file), path)
     return _in_lines(file, path, _in_json if ending == ".jsonl" else _in_text)
+
+
+def _of_s3_inventory(file: BinaryIO, path: str) -> Iterator[Named | DeadLetter]:
+    """What the files of an S3 Inventory name, whose `manifest.json` this is; keys in CSV files are URL-encoded.
+
+    Raises:
+      InputError: One of them is damaged; see `files_of_s3`.
+    """
+    parts, columns = files_of_s3(file, path)
+    for part in parts:
+        with open_file(part) as opened:
+            if not columns:
+                yield from _in_rows(_rows_of_parquet(opened), part)
+                continue
+            try:
+                rows = _rows(gzip.GzipFile(fileobj=opened))  # type: ignore[arg-type]
+                yield from _in_rows(itertools.chain([_Row(0, [""], columns)], rows), part, urllib.parse.unquote_plus)
+            except (EOFError, zlib.error, gzip.BadGzipFile) as err:
+                raise InputError(f"{part} is damaged: {one_line(err)}") from err
 
 
 def _in_lines(file: BinaryIO, path: str, parse: Callable[[str], Named | None]) -> Iterator[Named | DeadLetter]:
@@ -258,19 +267,12 @@ def _rows_of_parquet(file: BinaryIO) -> Iterator[_Row]:
         raise InputError(f"a manifest that is damaged behind row {number}, or no Parquet file: {one_line(err)}") from err
 
 
-def _objects(header: Sequence[str]) -> tuple[str, int, int] | None:
-    """Where an inventory of a bucket has its objects: their scheme, and the columns of the bucket and of the name."""
-    for name, scheme in (("name", GS), ("key", S3)):
-        if "bucket" in header and name in header:
-            return scheme, header.index("bucket"), header.index(name)
-    return None
-
-
-def _in_rows(rows: Iterator[_Row], path: str) -> Iterator[Named | DeadLetter]:
+def _in_rows(rows: Iterator[_Row], path: str, decoded: Callable[[str], str] = str) -> Iterator[Named | DeadLetter]:
     """The URIs in rows of cells, each with the other non-empty cells by the header's names; a dead letter of each other row.
 
     A header has a column of a known name, or nothing in it looks like an image or a path, but something in the next row does.
     A quote that is not closed where it should be makes a cell of the lines behind it. If they look like rows, each is read alone.
+    Of an inventory's versions of objects the latest one counts; `decoded` makes a name of what its column has.
     """
     leading = list(itertools.islice(rows, 2))
     first, second = (*(list(row.cells) for row in leading), [], [])[:2]
@@ -279,9 +281,9 @@ def _in_rows(rows: Iterator[_Row], path: str) -> Iterator[Named | DeadLetter]:
     in_first, in_second = ([n for n, cell in enumerate(row) if "://" in cell or names_image(cell)] for row in (first, second))
     has_header = bool(known or (in_second and not in_first and not any("/" in cell for cell in first)))
     column = (known or in_first or (in_second if has_header else []) or [0])[0]
-    objects = None if known else _objects(names)
+    objects = None if known else Objects.of(names)
     if objects:
-        has_header, column = True, objects[2]
+        has_header, column = True, objects.name
     header = first if has_header else []
 
     def named_in(row: _Row) -> Iterator[Named | DeadLetter]:
@@ -290,27 +292,26 @@ def _in_rows(rows: Iterator[_Row], path: str) -> Iterator[Named | DeadLetter]:
             for number, line in enumerate(row.lines[1:], row.number + 1):
                 if (alone := _alone(number, line)) and (alone.cells or alone.fault):
                     yield from named_in(alone)
-        elif row.fault:
-            yield _bad_line(path, row.number, row.fault)
-        elif len(row.cells) <= column or not row.cells[column]:
-            name = f" ({header[column]})" if header else ""
-            yield _bad_line(path, row.number, f"expected a URI in column {column + 1}{name}, got {row.lines[0][:80]!r}")
-        elif fault := _fault_of_name(row.cells[column]):
+        elif fault := _fault_of_row(row, column, header, decoded):
             yield _bad_line(path, row.number, fault)
         else:
             others = enumerate(zip(header, row.cells))  # noqa: B905  a row may be shorter than the header, or longer
             fields = {name: cell for n, (name, cell) in others if n != column and name and cell}
-            yield _of_inventory(objects, row.cells, fields) if objects else (row.cells[column], fields)
+            yield objects.named(row.cells, fields, decoded) if objects else (row.cells[column], fields)
 
     for row in itertools.chain(leading[has_header:], rows):
-        yield from named_in(row)
+        if not objects or objects.has(row.cells):
+            yield from named_in(row)
 
 
-def _of_inventory(objects: tuple[str, int, int], cells: Sequence[str], fields: Mapping[str, Any]) -> Named:
-    """The URI of an object of an inventory, and what tells its version; of Cloud Storage an ETag does not."""
-    scheme, bucket, name = objects
-    wanted = ("size", "generation") if scheme == GS else ("size", *_GENERATIONS)
-    return f"{scheme}{cells[bucket]}/{cells[name]}", {key: value for key, value in fields.items() if key.lower() in wanted}
+def _fault_of_row(row: _Row, column: int, header: Sequence[str], decoded: Callable[[str], str]) -> str:
+    """Why a row names no image; empty where it names one."""
+    if row.fault:
+        return row.fault
+    if len(row.cells) <= column or not row.cells[column]:
+        name = f" ({header[column]})" if header else ""
+        return f"expected a URI in column {column + 1}{name}, got {row.lines[0][:80]!r}"
+    return _fault_of_name(decoded(row.cells[column]))
 
 
 def _holds_rows(row: _Row, column: int, width: int) -> bool:

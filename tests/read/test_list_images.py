@@ -1,5 +1,6 @@
 """What an input names: each pattern, folder and manifest gives what a user means by it, or one clear error."""
 
+import gzip
 import json
 import os
 from urllib.parse import urlsplit
@@ -425,6 +426,63 @@ def test_the_generations_of_an_inventory_are_believed(tmp_path, name, content, s
     assert {ref.extra for ref in found} == {extra}
     assert [ref.size_bytes for ref in found] in ([12, 13], [0, 0])
     assert bool(found[0].size_bytes) == ("size" in str(content))
+
+
+@pytest.fixture
+def s3_inventory(tmp_path, s3_bucket):
+    """Makes an S3 Inventory as S3 writes it, in a bucket or a copy of it; gives its `manifest.json`."""
+
+    def make(where, kind, schema, content, **more):
+        ending = {"CSV": "csv.gz", "Parquet": "parquet"}.get(kind, "orc")
+        files = [{"key": f"pre/b/all/data/0f-1.{ending}", "size": len(content), "MD5checksum": "0"}]
+        described = {"sourceBucket": "b", "destinationBucket": "arn:aws:s3:::elsewhere", "fileFormat": kind, "fileSchema": schema}
+        written = {
+            f"pre/b/all/data/0f-1.{ending}": content,
+            "pre/b/all/2026-11-28T01-00Z/manifest.json": json.dumps({**described, "files": files, **more}).encode(),
+        }
+        for name, each in written.items():
+            if where == "bucket":
+                s3_bucket.put_object(Key=name, Body=each)
+            else:
+                (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / name).write_bytes(each)
+        return f"{f's3://{s3_bucket.name}' if where == 'bucket' else tmp_path}/pre/b/all/2026-11-28T01-00Z/manifest.json"
+
+    return make
+
+
+SCHEMA = "Bucket, Key, VersionId, IsLatest, IsDeleteMarker, Size, LastModifiedDate, ETag"
+OF_S3 = (
+    b'"b","in/%C3%A4+b%2B.jpg","v1","true","false","12","2026-11-27T00:00:00.000Z","171"\n'
+    b'"b","in/old.jpg","v1","false","false","12","2026-11-27T00:00:00.000Z","170"\n'
+    b'"b","in/gone.jpg","v2","true","true","","2026-11-27T00:00:00.000Z",""\n'
+    b'"b","a%0Ab.jpg","v1","true","false","1","2026-11-27T00:00:00.000Z","1"\n'
+    b'"b","c.jpg","v1","true","false","13","2026-11-27T00:00:00.000Z","172"\n'
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["bucket", "copy"])
+def test_an_s3_inventory_as_csv_is_read_by_its_manifest(s3_inventory, where):
+    """Its files have no header, and their keys are URL-encoded; older and deleted versions are left out."""
+    manifest = s3_inventory(where, "CSV", SCHEMA, gzip.compress(OF_S3))
+    first, bad, last = list_images([manifest])
+    found = [(ref.uri, ref.generation, ref.size_bytes, ref.extra) for ref in (first, last)]
+    assert found == [("s3://b/in/ä b+.jpg", "171", 12, ""), ("s3://b/c.jpg", "172", 13, "")]
+    assert (bad.reason, bad.ref.uri.rpartition("/")[2]) == ("bad_line", "0f-1.csv.gz:4")
+    with pytest.raises(InputError, match="is damaged"):
+        list(list_images([s3_inventory(where, "CSV", SCHEMA, gzip.compress(OF_S3)[:-9])]))
+
+
+@pytest.mark.slow
+def test_an_s3_inventory_of_parquet_files_is_read_by_its_manifest_and_another_one_is_one_clear_error(s3_inventory, tmp_path):
+    pq.write_table(pa.table(INVENTORY | {"is_latest": [True, False]}), tmp_path / "made.parquet")
+    content = (tmp_path / "made.parquet").read_bytes()
+    (ref,) = list_images([s3_inventory("copy", "Parquet", "message s3.inventory {}", content)])
+    assert (ref.uri, ref.generation) == ("s3://b/in/ä b.jpg", "171")
+    for wrong, said in [(("ORC", "struct<>", b""), "as CSV or Parquet, got 'ORC'"), (("CSV", 7, b""), "that of an S3 Inventory")]:
+        with pytest.raises(InputError, match=said):
+            list(list_images([s3_inventory("copy", *wrong)]))
 
 
 def test_what_an_inventory_cannot_tell_is_a_dead_letter_or_one_clear_error(tmp_path):
