@@ -1,9 +1,11 @@
 """A batch job on a Flink cluster, one of whose machines dies midway: the rows are those of a run on one machine."""
 
+import contextlib
 import json
 import os
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pipeline.codec import unpack
@@ -56,6 +58,33 @@ def test_a_batch_job_that_loses_a_machine_gives_the_rows_of_a_run_on_one(flink: 
     images = summary["images"]  # an attempt after the loss finds rows of the first one done
     assert images == {"read": IMAGES, "detected": IMAGES - images["skipped"], "dead": 0, "skipped": images["skipped"]}
     assert all(summary[f"{part}_seconds"] > 0 for part in ("startup", "submission", "wall"))
+
+
+def test_the_names_of_one_flat_prefix_are_spread_over_both_machines(flink: FlinkCluster, tmp_path, strict_gcs_bucket):
+    """One worker lists them; both detect, though no folder divides the names."""
+    bucket, there, printed = strict_gcs_bucket, tmp_path / "there", tmp_path / "printed"
+
+    def upload(number: int) -> None:
+        bucket.blob(f"in/{number:04d}.jpg").upload_from_filename(str(SCENES[number % len(SCENES)]))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(upload, range(IMAGES)))
+    flags = job_flags(flink, STORAGE_EMULATOR_HOST=os.environ["STORAGE_EMULATOR_HOST"])
+    command = [sys.executable, "-m", "pipeline.run", "--config", "configs/batch_gcs_flink.yaml", *flags, "--model=digits"]
+    command += [f"--input=gs://{bucket.name}/in/", f"--output={there}", "--parallelism=4", "--shard-seconds=1"]
+    detecting = set[str]()
+
+    def both_detect() -> bool:
+        for path in there.glob(".staging-*/figures/*[!w]"):  # not `.new`
+            with contextlib.suppress(FileNotFoundError):
+                if unpack(JobStats, path.read_bytes()).detected:
+                    detecting.add(path.name)
+        return len(detecting) == len(TASKMANAGER_NAMES)
+
+    with printed.open("wb") as log, running(command, cwd=REPO, stdout=log, stderr=log) as job:
+        wait_until(both_detect, printed.read_text, job)
+        assert job.wait(timeout=300) == 0, printed.read_text()
+    assert len(current(there)) == IMAGES
 
 
 def test_the_command_of_a_job_that_was_killed_with_a_machine_and_its_launcher_does_only_the_rest(flink: FlinkCluster, tmp_path):
