@@ -30,6 +30,7 @@ import pyarrow as pa
 from models.progress import shown
 from pipeline.errors import UnreadableError
 from pipeline.results.completion import contains, row_keys
+from pipeline.results.contents import merge_contents
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.lock import locked
 from pipeline.results.reader import KINDS, ResultsFolder, batches_in, parquet_file
@@ -108,6 +109,7 @@ def compact(output: str, until: float = 0.0, *, keep_latest: bool = False, run: 
     with locked(output, COMPACTED, wait_s=wait_s, what="compact"):
         remove_abandoned(output)
         _remove_views(output)
+        merge_contents(output)
         results = ResultsFolder(output, may_hold=lambda shard: run in ("", shard.run))
         share, before_us = 0.0 if keep_latest else _SHARE, until * 1e6 if until else math.inf
         parts = [part for part in _parts(results, keep_latest) if part.ranked.made_at.max(initial=0) < before_us]

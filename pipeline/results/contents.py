@@ -4,14 +4,14 @@
 
 A job notes what a container of one generation holds when it has read it to its end. The next one compares these keys with those
 of the rows that are there, and opens the container only if an image lacks its row. So a note says nothing of what is done: it may
-be written before the rows, outlive them, or be lost.
+be written before the rows, outlive them, or be lost. A compaction merges them.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -19,9 +19,11 @@ import numpy as np
 from pipeline.codec import pack, unpack
 from pipeline.results.completion import RowVersion, contains, row_keys
 from pipeline.results.layout import CONTENTS, is_result_name, time_in_name
-from pipeline.storage.files import read_checked, write_file
+from pipeline.storage.files import delete_files, read_checked, write_file
 from pipeline.storage.listing import files_of
+from pipeline.storage.store import FoundFile
 
+_MERGED_BYTES = 16 << 20  # of a merged file of notes
 _FORMAT = "1"  # changes when a release finds other images in the same container
 
 
@@ -72,6 +74,31 @@ def write_contents(output: str, run: str, contents: Sequence[Contents]) -> None:
     write_file(f"{output}/{name}", pack(list(contents)))
 
 
+def merge_contents(output: str) -> None:
+    """Merges small files of notes into larger ones, with one note of each container's generation; those that were read go."""
+    read: list[str] = []
+    notes: dict[int, Contents] = {}
+    size_bytes = 0
+
+    def flush() -> None:
+        if len(read) > 1:
+            write_contents(output, "compact", list(notes.values()))
+            delete_files(read)
+        read.clear()
+        notes.clear()
+
+    for file in list(_files(output)):
+        if 2 * file.size_bytes >= _MERGED_BYTES or (contents := _read(file)) is None:
+            continue
+        if size_bytes + file.size_bytes > _MERGED_BYTES:
+            flush()
+            size_bytes = 0
+        read.append(file.path)
+        notes |= {each.key: each for each in contents}
+        size_bytes += file.size_bytes
+    flush()
+
+
 def known_containers(output: str, done: dict[int, np.ndarray]) -> dict[int, Known]:
     """The containers of which all images have rows that count as done, by their keys.
 
@@ -91,6 +118,15 @@ def _known(contents: Contents, done: dict[int, np.ndarray]) -> Known | None:
 
 
 def _contents(output: str) -> Iterable[Contents]:
-    for file in files_of(f"{output}/{CONTENTS}"):
-        if is_result_name(file.path.removeprefix(f"{output}/")):
-            yield from read_checked(file.path, lambda content: unpack(list[Contents], content)) or ()
+    for file in _files(output):
+        yield from _read(file) or ()
+
+
+def _files(output: str) -> Iterator[FoundFile]:
+    return (file for file in files_of(f"{output}/{CONTENTS}") if is_result_name(file.path.removeprefix(f"{output}/")))
+
+
+def _read(file: FoundFile) -> list[Contents] | None:
+    """The notes of a file; None where it is gone or damaged."""
+    contents: list[Contents] | None = read_checked(file.path, lambda content: unpack(list[Contents], content))
+    return contents

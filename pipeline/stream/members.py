@@ -7,7 +7,7 @@ job that dies amid a container gets the message again.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -22,7 +22,9 @@ MAX_BYTES = 256_000_000  # of one container's images
 _AGAIN_SECONDS = 5.0  # while storage fails
 
 
-def members_of(container: ImageRef, config: Config, stop: threading.Event) -> Iterator[EncodedImage | DeadLetter | str]:
+def members_of(
+    container: ImageRef, config: Config, stop: threading.Event, others: Sequence[ImageRef] = ()
+) -> Iterator[EncodedImage | DeadLetter | str]:
     """The images of a container, each read when it is asked for, and the names of members that are none.
 
     While storage fails, it waits, and goes on behind the members that it has given.
@@ -30,19 +32,20 @@ def members_of(container: ImageRef, config: Config, stop: threading.Event) -> It
     Args:
       container: As a message names it. Its members are of the same message.
       config: How containers are read.
+      others: Further members of the same archive that the message names, which are read in the same pass.
       stop: Ends the waiting for storage. The container is then skipped, so its message comes again.
 
     Yields:
       What `images_in` yields, with the fields of the message; behind the bounds one dead letter that names batch.
     """
-    newest, seen, size_bytes = replace(container, generation="", size_bytes=0), set[str](), container.size_bytes
-    if size_bytes > MAX_BYTES:
+    newest, *more = (replace(each, generation="", size_bytes=0) for each in (container, *others))
+    seen, size_bytes = set[str](), 0
+    if container.size_bytes > MAX_BYTES:
         yield _too_large(newest)
         return
-    size_bytes = 0
     while True:
         failed = None
-        for member in images_in(newest, config.read, config.detect.max_megapixels):
+        for member in images_in(newest, config.read, config.detect.max_megapixels, more):
             if isinstance(member, DeadLetter) and member.reason == "storage_unavailable":
                 failed = member
                 break
@@ -52,7 +55,7 @@ def members_of(container: ImageRef, config: Config, stop: threading.Event) -> It
             seen.add(name)
             size_bytes += len(member.content) if isinstance(member, EncodedImage) else 0
             if len(seen) > MAX_MEMBERS or size_bytes > MAX_BYTES:
-                yield _too_large(newest)
+                yield from (_too_large(each) for each in (newest, *more) if each.uri == name or each.uri not in seen)
                 return
             yield member if isinstance(member, str) else _of_message(member, container)
         note_storage(failed.message if failed else "", "until it is back")

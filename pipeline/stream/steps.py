@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +14,7 @@ import apache_beam as beam
 from apache_beam.utils.windowed_value import WindowedValue
 from msgspec.structs import replace
 
+from pipeline.read.containers import archive_of
 from pipeline.read.list_images import by_content
 from pipeline.read.names import is_container, names_image
 from pipeline.records import DeadLetter, DetectedImage, Image, ImageRef, dead_letter_row, ref_of, row_bytes
@@ -80,10 +82,10 @@ class ParseMessages(StreamStep):
 
     def _asked_for(self, request: Request) -> Iterator[Any]:
         """The images of a request, those of containers, too, and dead letters; `Answers` knows of each before it leaves."""
-        images, containers = list[Image](), list[ImageRef]()
+        images, containers = list[Image](), defaultdict[str, list[ImageRef]](list)
         for image in request.images:
             if isinstance(image, ImageRef) and is_container(image.uri):
-                containers.append(image)
+                containers[archive_of(image.uri) or image.uri].append(image)
             else:
                 images.append(image)
         metrics.count_read(len(images) + len(request.dead_letters) + int(request.skipped))
@@ -91,12 +93,12 @@ class ParseMessages(StreamStep):
         metrics.count_results(*request.dead_letters)
         self._shared.answers.open(request)
         yield from images
-        for container in containers:
-            yield from self._members(container)
+        for of_container in containers.values():
+            yield from self._members(of_container)
         yield from (beam.pvalue.TaggedOutput("dead", letter) for letter in request.dead_letters)
 
-    def _members(self, container: ImageRef) -> Iterator[Any]:
-        for member in members_of(container, self._run.config, self._shared.threads.stop):
+    def _members(self, named: Sequence[ImageRef]) -> Iterator[Any]:
+        for member in members_of(named[0], self._run.config, self._shared.threads.stop, named[1:]):
             metrics.count_read()
             if isinstance(member, str):
                 metrics.count_skipped()
@@ -107,7 +109,8 @@ class ParseMessages(StreamStep):
                 yield beam.pvalue.TaggedOutput("dead", member)
             else:
                 yield member
-        self._shared.answers.opened(container)
+        for container in named:
+            self._shared.answers.opened(container)
 
 
 def _skipped(request: Request) -> Request:
