@@ -82,6 +82,11 @@ class Batcher:
         return self._sizes[:1] if self._alone else self._sizes
 
     @property
+    def has_shrunk(self) -> bool:
+        """Whether memory did not suffice for the largest batches."""
+        return self._sizes != tuple(self.engine.batch_sizes)
+
+    @property
     def images_in_flight(self) -> int:
         """Images that fill all concurrent batches twice, so that the next batch always waits; one waits if each is a batch."""
         return len(self._threads) + 1 if self._alone else 2 * len(self._threads) * self._sizes[-1]

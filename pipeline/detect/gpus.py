@@ -15,6 +15,7 @@ from typing import BinaryIO
 from pipeline.limits import Share
 
 _MOST_ON_GPU = 64  # processes
+_MIB = 1_048_576
 _held: list[BinaryIO] = []  # locks of a GPU, for as long as this process lives
 # CUDA counts the fastest GPU first, NVIDIA's driver by the bus; before the first use of CUDA in this process
 os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
@@ -37,15 +38,17 @@ def gpu_names(gpus: int) -> list[str]:
 def take_gpu(gpus: int) -> int:
     """Picks this process's GPU, from 0: the one that the fewest others use; the same one each time.
 
-    The processes of one launcher begin at their own number. Each process locks a file with the name of its GPU in the machine's
-    temporary folder, since other jobs may be there; the system frees the lock when the process ends.
+    The processes of one launcher and the containers of one machine begin at their own number. Each process locks a file with the
+    name of its GPU in the machine's temporary folder, since other jobs may be there; the system frees the lock when the process
+    ends.
 
     Args:
       gpus: How many CUDA shows this process.
     """
     if gpus <= 1:
         return 0
-    first = Share.of_environment().number % gpus
+    worker = re.search(r"\d+$", os.environ.get("WORKER_ID", ""))  # of Beam; containers have no folder in common
+    first = (Share.of_environment().number or int(worker[0] if worker else 0)) % gpus
     names = gpu_names(gpus)
     numbers: list[int] = [*range(first, gpus), *range(first)]
     folder = os.path.join(tempfile.gettempdir(), f"detection-gpus-{os.getuid()}")
@@ -68,11 +71,24 @@ def total_bytes(number: int, gpus: int) -> int | None:
     """Memory of a GPU by its number for CUDA; None where NVIDIA's driver does not tell, as of a part of a GPU (MIG)."""
     name = gpu_names(gpus)[number]
     found = [] if name.startswith("MIG") else _asked("memory.total", name)
-    return int(found[0]) * 1_048_576 if found and found[0].isdigit() else None
+    return int(found[0]) * _MIB if found and found[0].isdigit() else None
 
 
-@functools.cache
-def _asked(what: str, of: str = "") -> list[str]:
+def free_bytes(gpus: int, *numbers: int) -> int | None:
+    """Memory that no process has now of some GPUs by their numbers for CUDA; None where NVIDIA's driver does not tell.
+
+    Args:
+      gpus: How many CUDA shows this process.
+      *numbers: Of the GPUs; default: all.
+    """
+    names = gpu_names(gpus)
+    wanted = [names[number] for number in numbers or range(gpus) if number < gpus]
+    found = [_ask("memory.free", name) for name in wanted if not name.startswith("MIG")]
+    told = [int(lines[0]) * _MIB for lines in found if lines and lines[0].isdigit()]
+    return sum(told) if told and len(told) == len(wanted) else None
+
+
+def _ask(what: str, of: str = "") -> list[str]:
     """What NVIDIA's driver tells of all GPUs of the machine, in the order of the bus, or of one; nothing without it."""
     command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits", *([f"--id={of}"] if of else [])]
     try:
@@ -80,3 +96,6 @@ def _asked(what: str, of: str = "") -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return [line.strip() for line in told.splitlines() if line.strip()]
+
+
+_asked = functools.cache(_ask)  # of what stays

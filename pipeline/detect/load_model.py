@@ -20,6 +20,7 @@ from pipeline.detect.batcher import Batcher
 from pipeline.detect.describe_model import name_of_model, onnx_file, own_metadata
 from pipeline.detect.engine import ModelFailed, OpenedModel, OpenModel, OutOfMemory, check_installed, opener_of
 from pipeline.detect.golden import GoldenImage, read_golden
+from pipeline.detect.gpus import free_bytes
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.model_arrays import split_metadata
 from pipeline.detect.process_memory import cap_malloc_arenas, trim_memory
@@ -84,7 +85,8 @@ def load(model: ModelConfig, detect: DetectConfig, *, beside: bool = False) -> L
     """
     check_engine(model, detect.engine)
     cap_malloc_arenas()
-    before = tensorflow_setup.memory_in_use()
+    before, was_gpu, gpus = tensorflow_setup.memory_in_use(), tensorflow_setup.uses_gpu(), nvidia_gpus()
+    free = free_bytes(gpus) if gpus and detect.device != "cpu" else None
     as_it_is = opens_as_given(model, detect.engine)
     if is_remote(model.path) and not as_it_is:
         _check_fit(SERVER, detect)
@@ -107,7 +109,7 @@ def load(model: ModelConfig, detect: DetectConfig, *, beside: bool = False) -> L
             described = None if as_it_is or local.endswith(".onnx") else own_metadata(local, folder)
             name = own_name(model, detect.engine) if as_it_is else name_of_model(model, described, folder)
             opened = opened._replace(metadata=dataclasses.replace(opened.metadata, name=name))
-    if detect.device == "auto" and nvidia_gpus() and not getattr(opened.engine, "gpu", True):
+    if detect.device == "auto" and gpus and not getattr(opened.engine, "gpu", True):
         notes += (f"model {folder} runs on the CPU, though this machine has a GPU; --device gpu says what is missing",)
     notes += _idle_gpus(opened, detect)
     for note in opened.notes:
@@ -116,7 +118,10 @@ def load(model: ModelConfig, detect: DetectConfig, *, beside: bool = False) -> L
         opened.engine.close()
         raise _changed(folder)
     loaded = _warm(opened, folder, version.name, golden, beside=beside, timeout_ms=detect.batch_timeout_ms)
-    taken = max(tensorflow_setup.memory_in_use() - before, version.size_bytes)
+    in_use = tensorflow_setup.memory_in_use()  # on a GPU once TensorFlow is there, and not in this process any more
+    taken = max(in_use - before if tensorflow_setup.uses_gpu() == was_gpu else in_use, version.size_bytes)
+    if free is not None and getattr(opened.engine, "gpu", False) and not tensorflow_setup.uses_gpu():
+        taken = max(taken, free - (free_bytes(gpus) or free))
     return dataclasses.replace(
         loaded, memory_bytes=taken, notes=(*notes, *opened.notes, *loaded.notes), engine_name=detect.engine
     )

@@ -18,12 +18,13 @@ from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.detections import check_classes
 from pipeline.detect.detector import Detector
+from pipeline.detect.gpus import free_bytes, take_gpu
 from pipeline.detect.load_model import load
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.tensorflow_setup import gpu_bytes
 from pipeline.detect.versions import LABELS, Version, choose, folder_of, labels_in, versions_in
 from pipeline.errors import ModelError
-from pipeline.limits import MEMORY
+from pipeline.limits import MEMORY, nvidia_gpus
 from pipeline.log_lines import console
 from pipeline.stats.canary import CanaryStats
 
@@ -131,7 +132,13 @@ class ModelWatcher:
         if not has_room:
             self._detector.in_use.unload()
         try:
-            self._detector.in_use.swap(self._load(version))
+            loaded = self._load(version)
+            if has_room and loaded.engine.has_shrunk:  # memory had no room for both, and alone it runs larger batches
+                loaded.engine.close()
+                has_room = False
+                self._detector.in_use.unload()
+                loaded = self._load(version)
+            self._detector.in_use.swap(loaded)
         except Exception as err:  # noqa: BLE001  of a disk, of storage, of a library
             if version in versions_in(self._folder).values():  # else the version is not to blame
                 self._refuse(version, err, f"version {version.name} is refused, version {old.version} stays")
@@ -205,7 +212,12 @@ class ModelWatcher:
         current = self._detector.model.memory_bytes
         needed = max(current, version.size_bytes)
         limit = gpu_bytes(self._detect)
-        return (limit is None or current + needed <= limit) and needed <= MEMORY.room_bytes()
+        has_room = limit is None or current + needed <= limit
+        if limit is None and getattr(self._detector.model.engine.engine, "gpu", False):  # of ONNX Runtime
+            gpus, number = nvidia_gpus(), self._detect.device.partition(":")[2]
+            free = free_bytes(gpus, int(number) if number else take_gpu(gpus))
+            has_room = free is None or needed <= free
+        return has_room and needed <= MEMORY.room_bytes()
 
     def _load(self, version: Version) -> LoadedModel:
         current = self._detector.model

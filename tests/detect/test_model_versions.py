@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import glob
 import json
 import os
 import shutil
@@ -284,6 +285,39 @@ def test_where_two_versions_have_no_room_the_old_one_makes_way_and_images_wait(c
     assert crowded.model.version == now and crowded.model.engine is not old
     assert {(result.model_version, version_of(result)) for result in results} <= {("7", "7"), ("8", "8")}
     assert results[-1].model_version == now
+
+
+@pytest.mark.parametrize(("free_mb", "waits"), [("0", True), ("80000", False), ("[N/A]", False)])
+@log_lines()
+def test_the_memory_that_other_processes_leave_of_a_gpu_counts_with_every_engine(
+    model, open_detector, capfd, monkeypatch, tmp_path, free_mb, waits
+):
+    """ONNX Runtime does not tell how much it has; NVIDIA's driver does."""
+    program, real = tmp_path / "bin" / "nvidia-smi", glob.glob
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho '{free_mb}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(glob, "glob", lambda path, **more: ["/dev/nvidia0"] if "nvidia" in path else real(path, **more))
+    for version in (7, 8):
+        write_version(model, version, gpu=True)
+    label(model, stable=7)
+    detector = open_detector(model, "stable")
+    label(model, stable=8)
+    look(detector)
+    assert detector.model.version == "8"
+    assert ("memory has no room for two versions" in capfd.readouterr().err) == waits
+
+
+@log_lines()
+def test_a_version_that_had_room_for_small_batches_alone_is_loaded_again_once_it_has_the_memory(model, open_detector, capfd):
+    write_version(model, 8, beside_others=2)
+    label(model, stable=7)
+    detector = open_detector(model, "stable")
+    label(model, stable=8)
+    look(detector)
+    assert (detector.model.version, detector.batch_sizes) == ("8", (1, 2, 4))
+    assert "memory has no room for two versions" in capfd.readouterr().err
 
 
 @log_lines()

@@ -137,7 +137,7 @@ def test_jobs_that_see_different_gpus_take_none_from_each_other(process, monkeyp
 
 
 @pytest.mark.slow
-def test_gpus_are_known_by_their_uuids_and_the_processes_of_a_launcher_begin_at_their_own(process, monkeypatch, tmp_path):
+def test_gpus_are_known_by_their_uuids_and_processes_and_containers_begin_at_their_own(process, monkeypatch, tmp_path):
     program = tmp_path / "bin" / "nvidia-smi"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\nprintf 'GPU-a\\nGPU-b\\nGPU-c\\n'\n")
@@ -146,6 +146,11 @@ def test_gpus_are_known_by_their_uuids_and_the_processes_of_a_launcher_begin_at_
     monkeypatch.setenv("DETECTION_PROCESSES", "3")
     monkeypatch.setenv("WORKER_ID", "worker_5")
     assert process(3)[0] == 2
+    monkeypatch.delenv("DETECTION_PROCESSES")
+    monkeypatch.setenv("WORKER_ID", "sdk-0-1")
+    monkeypatch.setenv("TMPDIR", str(program.parent))  # of a container of its own
+    assert process(3)[0] == 1
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.delenv("WORKER_ID")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-c,0")
     assert process(2)[0] == 1

@@ -16,7 +16,7 @@ from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.detector import Detector
-from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel
+from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel, OutOfMemory
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage
@@ -29,6 +29,10 @@ FAST = DetectConfig(score_threshold=0.0, engine=TOY)
 ONE = DetectConfig(batch_sizes=(1,), concurrent_batches=4)
 DIES_AFTER = "TOY_DIES_AFTER"  # a variable of the environment: images after which the device of `TOY` fails on everything
 METADATA = DetectorMetadata("detector", HW, "stretch", ("a",))
+
+
+_open: list[None] = []  # an entry for each version that is open
+_closed = _open.pop
 
 
 def open_model(local: str, folder: str, _model: ModelConfig, _detect: DetectConfig) -> OpenedModel:
@@ -46,6 +50,8 @@ def open_model(local: str, folder: str, _model: ModelConfig, _detect: DetectConf
     def run(pixels: np.ndarray) -> dict[str, np.ndarray]:
         if "fails" in says:
             raise ModelFailed(says["fails"])
+        if len(pixels) > says.get("beside_others", 4) and len(_open) > 1:
+            raise OutOfMemory("another version has it")
         if not all(next(works, False) for _ in pixels):
             raise ModelFailed("CUDA_ERROR_ILLEGAL_ADDRESS")
         found = np.zeros((len(pixels), 1, 4), np.float32)
@@ -58,7 +64,8 @@ def open_model(local: str, folder: str, _model: ModelConfig, _detect: DetectConf
 
     metadata = DetectorMetadata("detector", HW, "stretch", tuple(says.get("classes", "a")), box_units="pixels")
     requests = tuple(text.encode() for text in says.get("requests", ()))
-    engine = FunctionEngine(run, DetectConfig(batch_sizes=(1, 2, 4), concurrent_batches=2))
+    engine = FunctionEngine(run, DetectConfig(batch_sizes=(1, 2, 4), concurrent_batches=2), gpu="gpu" in says, close=_closed)
+    _open.append(None)
     return OpenedModel(engine, metadata, warmup_requests=requests)
 
 
@@ -66,7 +73,8 @@ def write_version(path: Path | str, version: int, **says: Any) -> str:
     """Writes a version of `TOY` below a folder of versions, local or on object storage; returns its folder.
 
     It may have `classes`, `requests` of a warm-up file and a `box` that it finds, be `broken`, fail on each image (`fails`), find
-    no space to be loaded until a file is there (`raises`), or grow when loaded (`grows`).
+    no space to be loaded until a file is there (`raises`), grow when loaded (`grows`), run on a GPU (`gpu`), or have memory for
+    only so many images while another version is open (`beside_others`).
     """
     write_file(f"{path}/{version}/model.onnx", json.dumps({"version": version, **says}).encode())
     return f"{path}/{version}"
