@@ -1,6 +1,8 @@
 """XLA compiles for any device: a CPU shows that boxes stay the same, and that what it cannot compile runs as before."""
 
 import contextlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from models.metadata import read_metadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_detector import load_detector
 from pipeline.import_model import main as import_model
+from tests.conftest import REPO
 from tests.detect.test_families import NAMES, picture, save
 from tests.models.darknet_cases import STEM, conv, random_values, write_weights, yolo
 from tests.tiny_models import save_model
@@ -107,3 +110,39 @@ def test_a_model_that_takes_images_at_their_own_size_is_not_compiled(tmp_path):
     saved = save_model(tmp_path / "m", predict, tf.TensorSpec((None, None, None, 3), tf.float32, "images"))
     _, notes = found(saved, "yes")
     assert [note.partition(": ")[2] for note in notes] == ["takes each image at its own size, so XLA does not compile it"]
+
+
+SWAPS = """
+import os, re, shutil, sys
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.load_detector import load_detector
+from tests.detect.test_compiled import PICTURES
+
+model, later, dump = sys.argv[1:]
+
+def modules():
+    return len({found[0] for found in map(re.compile(r"module_\\d+").match, os.listdir(dump)) if found})
+
+settings = {"engine": "tensorflow", "device": "cpu", "compiled": "yes", "batch_sizes": (1, 2), "score_threshold": 0.05}
+detector = load_detector(ModelConfig(model, model_poll_s=3600.0), DetectConfig(**settings))
+started = modules()
+shutil.move(later, model + "/2")
+detector.watched.poll(), detector.watched.poll()
+swapped = modules()
+results = [result for count in (1, 2, 3) for result in detector.detect(PICTURES[:count])]
+assert {result.model_version for result in results} == {"2"} and all(len(result.detections) for result in results)
+print(started, swapped, modules())
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_a_swap_compiles_each_batch_size_before_the_first_image(tmp_path, monkeypatch):
+    """XLA writes down each module that it compiles."""
+    for place in ("m/1", "later"):
+        export_yolo(tmp_path / place, "4+C,M")
+    monkeypatch.setenv("XLA_FLAGS", f"--xla_dump_to={tmp_path}/dump")
+    command = [sys.executable, "-c", SWAPS, f"{tmp_path}/m", f"{tmp_path}/later", f"{tmp_path}/dump"]
+    told = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True).stdout
+    started, swapped, in_the_end = map(int, told.split())
+    assert 2 <= started < swapped == in_the_end

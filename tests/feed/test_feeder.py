@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,11 @@ from pipeline.detect.process_memory import trim_memory
 from pipeline.errors import AwayError, ModelError
 from pipeline.failures import MAY_PASS
 from pipeline.feed.decode import decode_image
-from pipeline.feed.feeder import Feeder
+from pipeline.feed.feeder import Feeder, _Process
 from pipeline.feed.fit import ModelInput, fit
+from pipeline.feed.shared_memory import size_of
 from pipeline.feed.thumbnails import make_thumbnail
+from pipeline.feed.work import Coming, Prepared, StoreAnswers, StoreFails, Work
 from pipeline.limits import resident_bytes
 from pipeline.records import EncodedImage, ImageRef, identity_hash
 from pipeline.stats.process import PROCESS
@@ -46,7 +49,7 @@ from tests.feed.feeding import (
     wait_until_gone,
 )
 from tests.fixtures import REPO
-from tests.processes import wait_until
+from tests.processes import in_thread, served, wait_until
 from tests.read import test_storage_failures as storage_failures
 
 storage, no_credentials = storage_failures.storage, storage_failures.no_credentials
@@ -486,3 +489,39 @@ class TestReading:
             wait_until(lambda: not PROCESS.failing)
         said = [record.getMessage() for record in caplog.records if record.name == "pipeline.feed.read_image"]
         assert len(said) == 2 and said[0].startswith("storage fails (") and said[1] == "storage is back"
+
+
+def test_a_process_reads_on_while_its_answers_wait_though_a_store_is_back(monkeypatch):
+    """Else neither side reads: the job waits to send images to a process that waits to send a note of the store."""
+    asked = []
+
+    class Away(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_error(503)
+
+        def log_message(self, *_):
+            pass
+
+    noise = np.random.default_rng(0).integers(0, 255, (800, 800, 3), np.uint8)
+    (photo,) = in_hand(hostile_images.encoded(Image.fromarray(noise), "BMP"))  # its thumbnail fills a socket's buffer
+    away = ImageRef("gs://bucket/a.jpg", message_id="1")
+    with served(ThreadingHTTPServer(("127.0.0.1", 0), Away)) as port, contextlib.ExitStack() as ended:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+        memory, locks = os.memfd_create("feeder"), os.memfd_create("locks")
+        os.ftruncate(memory, size_of(1))
+        process = _Process(memory, locks)
+        ended.callback(process.bury)
+        process.send(LIMITS)
+        messages = process.messages()
+        assert next(messages) is None, "it is ready"
+        for _ in range(4):
+            process.send(Coming(len(photo.content)))
+            process.send(Work(0, STRETCH, {0: photo}, 2**64))
+        process.send(Work(0, STRETCH, {0: away}, 0))
+        wait_until(lambda: len(asked) > 1)  # it was noted that the store fails
+        process.send(StoreAnswers(away.uri))
+        with in_thread(lambda: [process.send(Work(0, STRETCH, {0: photo}, 0)) for _ in range(8)]):
+            pass
+        found = [next(messages) for _ in range(4)]
+        assert all(isinstance(each, Prepared | StoreFails) for each in found)
