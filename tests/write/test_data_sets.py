@@ -85,7 +85,7 @@ def test_the_photos_beside_the_labels_are_a_data_set_for_trainers_and_for_evalua
 
 @pytest.mark.matrix
 def test_ultralytics_reads_the_data_set_and_trains_an_epoch_on_it(job, tmp_path):
-    """In the folder of data.yaml, as docs/results.md shows it."""
+    """In the folder of data.yaml, as docs/exports.md shows it."""
     unpacked(job / "out", tmp_path)
     (tmp_path / "set" / "images").symlink_to(job / "photos")
     run_worker("train", "data.yaml", tmp_path, cwd=tmp_path / "set")
