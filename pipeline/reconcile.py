@@ -12,7 +12,7 @@ TFRecord files, and compares them with the keys of the rows. Each listed image h
 
 On top come `orphaned` images: those with rows that the inputs' patterns would name, but that are gone.
 
-Memory holds hashes: 16 bytes for each listed image, 24 for each row; and the reasons of dead letters.
+Memory holds hashes: 16 bytes for each listed image, 24 for each row.
 
 Exit code 0: complete, the job would find nothing new; 1: it is not, or storage does not answer; 2: a wrong command or place; 130:
 stopped.
@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import functools
 import posixpath
 import sys
@@ -45,7 +44,7 @@ from pipeline.detect.load_model import name_and_version
 from pipeline.errors import CommandParser, ConfigError, InputError, run_command
 from pipeline.log_lines import say
 from pipeline.read.containers import images_in
-from pipeline.read.done_rows import DETECTED, NEW, DoneRows
+from pipeline.read.done_rows import DETECTED, FAILED, DoneRows
 from pipeline.read.list_images import check_inputs, list_images
 from pipeline.read.manifests import is_manifest
 from pipeline.read.names import file_of, is_container
@@ -53,9 +52,9 @@ from pipeline.records import DeadLetter, ImageRef, row_bytes
 from pipeline.results.completion import RowVersion, contains, row_keys
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, check_output, results_folder
 from pipeline.results.reader import ResultsFolder, undisturbed
-from pipeline.results.rows import exact_uris
+from pipeline.results.rows import exact_uris, parquet_text
 from pipeline.storage.files import create, move_files, staging
-from pipeline.storage.listing import MAX_PARALLEL, location_of
+from pipeline.storage.listing import MAX_PARALLEL, Location, location_of
 
 COMPLETE, INCOMPLETE = 0, 1
 STATUSES = ("done", "dead", "stale", "missing")
@@ -64,34 +63,20 @@ _WRITTEN = ("missing", "dead", "stale", ORPHANED)
 _EXAMPLES = 5
 _AT_ONCE = 65_536  # images
 
-
-class Found(NamedTuple):
-    """One image with its status.
-
-    Attributes:
-      status: One of `STATUSES`, or `ORPHANED`.
-      uri: The image.
-      generation: The listed one; of an orphaned image, that of a row.
-      reason: Why it failed the last time, if it has no row.
-    """
-
-    status: str
-    uri: str
-    generation: str = ""
-    reason: str = ""
+Images = Sequence[tuple[str, str]]
+"""Images by URI and generation: the listed one; of orphaned images, that of a row."""
 
 
-@dataclasses.dataclass
-class Reconciled:
+class Reconciled(NamedTuple):
     """The outcome.
 
     Attributes:
       counts: Images by status, orphaned ones too.
-      examples: A few images of each status.
+      examples: A few images of each status, each with the reason of its last dead letter, or without one.
     """
 
-    counts: Counter[str] = dataclasses.field(default_factory=Counter)
-    examples: dict[str, list[Found]] = dataclasses.field(default_factory=dict)
+    counts: Counter[str]
+    examples: dict[str, dict[str, str]]
 
     @property
     def listed(self) -> int:
@@ -142,10 +127,10 @@ def _run(flags: argparse.Namespace) -> int:
         with contextlib.ExitStack() as opened:
             files = {status: opened.enter_context(create(name)) for status, name in staged.items()}
 
-            def write(found: Found) -> None:
-                if found.status in files:
-                    row = {"uri": found.uri, **({"generation": found.generation} if found.generation else {})}
-                    files[found.status].write(row_bytes(row) + b"\n")
+            def write(status: str, images: Images) -> None:
+                if file := files.get(status):
+                    rows = ({"uri": uri, **({"generation": generation} if generation else {})} for uri, generation in images)
+                    file.writelines(row_bytes(row) + b"\n" for row in rows)
 
             return reconcile(config, output, version, write)
 
@@ -167,13 +152,13 @@ def _table(outcome: Reconciled) -> Iterator[str]:
     yield f"{outcome.listed:>11,} listed"
     for status in (*STATUSES, ORPHANED):
         yield f"{outcome.counts[status]:>11,} {status}"
-        for found in outcome.examples.get(status, ()) if status != "done" else ():
-            yield f"            {found.uri}{f'  {found.reason}' if found.reason else ''}"
+        for uri, reason in outcome.examples[status].items() if status != "done" else ():
+            yield f"            {uri}{f'  {reason}' if reason else ''}"
     yield "complete" if outcome.is_complete else "not complete: the same job does what is missing or stale"
 
 
 def reconcile(
-    config: Config, output: str, version: RowVersion, write: Callable[[Found], None] = lambda _found: None
+    config: Config, output: str, version: RowVersion, write: Callable[[str, Images], None] = lambda _status, _images: None
 ) -> Reconciled:
     """Compares the images that a job's inputs name with the rows in a results folder.
 
@@ -181,44 +166,47 @@ def reconcile(
       config: The job's settings.
       output: The results folder or archive.
       version: The model, its version and the settings whose rows count.
-      write: Called for each image with its status, in the order of the listing.
+      write: Called with a status and some of its images, in the order of the listing.
 
     Raises:
       InputError: An input cannot be listed.
       FileNotFoundError: A compaction has deleted a shard meanwhile; begin anew.
     """
-    outcome = Reconciled()
-    for found in _findings(config, output, version):
-        outcome.counts[found.status] += 1
-        if len(examples := outcome.examples.setdefault(found.status, [])) < _EXAMPLES:
-            examples.append(found)
-        write(found)
-    return outcome
+    counts, examples = Counter[str](), {status: dict[str, str]() for status in (*STATUSES, ORPHANED)}
+    for status, images in _findings(config, output, version):
+        counts[status] += len(images)
+        some = examples[status]
+        some |= dict.fromkeys((uri for uri, _ in images[: _EXAMPLES - len(some)]), "")
+        write(status, images)
+    reasons = _reasons(output, version, [parquet_text(uri) for some in examples.values() for uri in some])
+    return Reconciled(counts, {status: {uri: reasons.get(uri, "") for uri in some} for status, some in examples.items()})
 
 
-def _findings(config: Config, output: str, version: RowVersion) -> Iterator[Found]:
-    done = DoneRows(output, version, run=uuid.uuid4().hex)
-    letters = {uri: row for batch in _rows(output, DEAD_LETTERS, version) for uri, row in _named(batch, "reason")}
-    known = np.concatenate(
-        [np.zeros(0, np.uint64), *(_hashes(exact_uris(batch)) for batch in _rows(output, DETECTIONS, version))]
-    )
+def _findings(config: Config, output: str, version: RowVersion) -> Iterator[tuple[str, Images]]:
+    """The images in parts of one status each."""
+    done, seen = DoneRows(output, version, run=uuid.uuid4().hex), list[np.ndarray]()
+    rows = (exact_uris(batch) for batch in _rows(output, DETECTIONS, version))
+    known = np.concatenate([np.zeros(0, np.uint64), *map(_hashes, rows)])
     known.sort()  # in place: a copy would take as much again
-    seen: list[np.ndarray] = []
     refs = shown(_listed(config, output), "comparing", "images")
     with ThreadPoolExecutor(MAX_PARALLEL, "ask-generation") as pool:
         while some := list(islice(refs, _AT_ONCE)):
             hashes = _hashes([ref.uri for ref in some])
-            facts = zip(some, done.among(some, pool).tolist(), contains(known, hashes).tolist(), strict=True)
-            for ref, became, has_row in compress(facts, _add(seen, hashes)):  # several inputs may name one image
-                to_do = "stale" if has_row else "missing"
-                status = to_do if became == NEW else "done" if became == DETECTED else "dead"
-                yield Found(status, ref.uri, ref.generation, "" if status == "done" else letters.get(ref.uri, ""))
-    places = [location_of(pattern) for pattern in config.all_patterns() if not is_manifest(pattern)]
-    for batch in _rows(output, DETECTIONS, version) if places else ():
-        for uri, generation in compress(_named(batch, "generation"), _add(seen, _hashes(exact_uris(batch)))):
-            file = file_of(uri)
-            if any(file.startswith(place.folder) and place.matches(file[len(place.folder) :]) for place in places):
-                yield Found(ORPHANED, uri, generation)
+            became, is_new = done.among(some, pool), _add(seen, hashes)  # several inputs may name one image
+            found = np.select([became == DETECTED, became == FAILED, contains(known, hashes)], range(3), 3)
+            for number, status in enumerate(STATUSES):
+                if len(places := np.flatnonzero(is_new & (found == number))):
+                    yield status, [(some[place].uri, some[place].generation) for place in places]
+    folders = [location_of(pattern) for pattern in config.all_patterns() if not is_manifest(pattern)]
+    for batch in _rows(output, DETECTIONS, version) if folders else ():
+        uris = exact_uris(batch)
+        rest = compress(zip(uris, batch["generation"].to_pylist(), strict=True), _add(seen, _hashes(uris)))
+        if gone := [image for image in rest if any(_is_named(file_of(image[0]), folder) for folder in folders)]:
+            yield ORPHANED, gone
+
+
+def _is_named(file: str, folder: Location) -> bool:
+    return file.startswith(folder.folder) and folder.matches(file[len(folder.folder) :])
 
 
 def _listed(config: Config, output: str) -> Iterator[ImageRef]:
@@ -242,8 +230,13 @@ def _rows(output: str, kind: str, version: RowVersion) -> Iterator[pa.RecordBatc
         yield batch.filter(functools.reduce(pc.and_, is_wanted))
 
 
-def _named(batch: pa.RecordBatch, column: str) -> Iterator[tuple[str, str]]:
-    return zip(exact_uris(batch), batch[column].to_pylist(), strict=True)
+def _reasons(output: str, version: RowVersion, uris: Sequence[str]) -> dict[str, str]:
+    """The reasons of the dead letters of some images, which are named as shards have them."""
+    wanted, reasons = pa.array(uris, pa.string()), dict[str, str]()
+    for batch in _rows(output, DEAD_LETTERS, version) if uris else ():
+        found = batch.filter(pc.is_in(batch["uri"], wanted))
+        reasons |= zip(exact_uris(found), found["reason"].to_pylist(), strict=True)
+    return reasons
 
 
 def _hashes(uris: Sequence[str]) -> np.ndarray:

@@ -12,7 +12,7 @@ from models import progress
 from pipeline import reconcile as reconciled
 from pipeline import run
 from pipeline.config import load_config
-from pipeline.reconcile import Found, main, reconcile
+from pipeline.reconcile import main, reconcile
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DETECTIONS
 from pipeline.results.reader import list_shards
@@ -49,11 +49,16 @@ def put_rows(images, letters=(), *, version=VERSION, output="out", **more):
 
 def statuses(*patterns, version=VERSION, output="out"):
     """Each image's status, and the outcome."""
-    told: list[Found] = []
+    told: list[tuple[str, str]] = []
     config = load_config([], {"input": list(patterns or ("in/**",)), "output": output, "model.path": "digits"})
-    outcome = reconcile(config, output, version, told.append)
-    assert len(told) == len(set(told))
-    return {(found.status, found.uri.removeprefix(f"{os.getcwd()}/")) for found in told}, outcome
+    outcome = reconcile(
+        config,
+        output,
+        version,
+        lambda status, images: told.extend((status, uri.removeprefix(f"{os.getcwd()}/")) for uri, _ in images),
+    )
+    assert len(told) == len(set(told)) == outcome.counts.total()
+    return {*told}, outcome
 
 
 def absolute(uri):
@@ -187,7 +192,7 @@ def test_what_is_complete_is_what_the_job_would_not_do(folder):
     assert not statuses()[1].is_complete
     letter = failed(f"{folder}/in/b", now, stage="read", reason="storage_unavailable")
     write_rows("out", letters=[letter], version=VERSION, made_at=2e9)
-    assert not statuses()[1].is_complete and statuses()[1].examples["missing"][0].reason == "storage_unavailable"
+    assert not statuses()[1].is_complete and statuses()[1].examples["missing"] == {f"{folder}/in/b": "storage_unavailable"}
 
 
 def test_images_of_tfrecord_files_and_archives_are_listed_and_results_are_none(folder):
