@@ -35,7 +35,7 @@ _PER_FOLDER = 1000
 _DIFFERENT = 64
 _DARKEST = 50  # the images are lighter, and those of a warm-up are not
 _TIMEOUT_S = 3600
-_NOTES = "MANY_NAMES_NOTES"  # names the file of the engine's times
+NOTES = "MANY_NAMES_NOTES"  # names the file of the engine's times
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def main() -> None:
 
 def open_model(_local: str, _path: str, _model: ModelConfig, detect: DetectConfig) -> OpenedModel:
     """The engine; it notes the end of its warm-up, and its first batch of images."""
-    notes, seen = Path(os.environ[_NOTES]), [False]
+    notes, seen = Path(os.environ[NOTES]), [False]
 
     def run(pixels: np.ndarray) -> dict[str, np.ndarray]:
         if not seen[0]:
@@ -69,7 +69,7 @@ def open_model(_local: str, _path: str, _model: ModelConfig, detect: DetectConfi
 def _measure(images: str, size: int) -> list[str]:
     output, notes = BENCH / f"out-{time.time_ns()}", BENCH / f"notes-{time.time_ns()}"
     places = ["--input", images, "--output", str(output.resolve()), "--engine", "tests.benchmarks.many_names:open_model"]
-    os.environ[_NOTES] = str(notes.resolve())
+    os.environ[NOTES] = str(notes.resolve())
     watched = watch([sys.executable, "-m", "pipeline.run", *places], BENCH / "log", _TIMEOUT_S)
     if watched.exit_code:
         raise SystemExit(watched.output[-3000:])

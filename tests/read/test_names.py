@@ -9,6 +9,8 @@ import zipfile
 from xml.etree import ElementTree
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import example as always
 from hypothesis import given
@@ -117,6 +119,8 @@ def test_any_name_comes_back_from_each_kind_of_manifest(names):
 
     names = [name.strip(" ") for name in names]  # a line and a cell end at spaces
     assert read([json.dumps({"uri": name}) for name in names], "list.jsonl") == names
+    pq.write_table(pa.table({"uri": names}), parquet := io.BytesIO())
+    assert [uri for uri, _ in named_images(parquet, "list.parquet")] == names
     assert read(["uri", *('"' + name.replace('"', '""') + '"' for name in names)], "list.csv") == names
     plain = [name for name in names if not name.startswith(("#", "\ufeff"))]
     assert read(plain, "list.txt") == plain
