@@ -18,7 +18,7 @@ import apache_beam as beam
 
 from pipeline.config import Config
 from pipeline.detect.detect_objects import DetectObjects
-from pipeline.detect.load_detector import DetectorSpec
+from pipeline.detect.load_detector import DetectorSpec, shared_detector
 from pipeline.detect.load_model import name_and_version
 from pipeline.monitoring.watchdog import watch_worker
 from pipeline.read.dead_letter_replay import DeadLetterReplay
@@ -90,8 +90,10 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
     parsing = beam.ParDo(ParseMessages(allowed_prefixes(config), run)).with_outputs("dead", main="images")
     asked = messages | "ParseMessages" >> parsing
     dropping = DropDuplicates(run) if run.in_process else DropDuplicatesInState(run)
-    new = asked.images | "AddIdentity" >> beam.ParDo(AddIdentity(run)) | "DropDuplicates" >> beam.ParDo(dropping)
-    detect = DetectObjects(detector_spec(config))
+    spec = detector_spec(config)
+    naming = beam.ParDo(AddIdentity(run, functools.partial(shared_detector, spec)))
+    new = asked.images | "AddIdentity" >> naming | "DropDuplicates" >> beam.ParDo(dropping)
+    detect = DetectObjects(spec)
     found = new | "DetectObjects" >> detect.with_resource_hints(**machine_hints(config))
 
     publishing = beam.ParDo(PublishResults(run))

@@ -71,6 +71,30 @@ MUTANTS = {
         "            pass\n",
         "tests/results/test_shards.py::test_a_damaged_shard_costs_a_line_and_not_the_job",
     ),
+    "leaves out shards that a compaction has merged meanwhile": Mutant(
+        "pipeline/results/reader.py",
+        "            elif begin_anew:\n                raise found\n",
+        "",
+        "tests/results/test_reader.py::test_a_reader_begins_anew_where_a_compaction_deletes_what_it_has_listed",
+    ),
+    "takes what cannot be read now for damage": Mutant(
+        "pipeline/results/reader.py",
+        "if (type(err) is OSError and err.errno is None) or (isinstance(err, _DAMAGE) and not isinstance(err, OSError)):",
+        "if isinstance(err, (OSError, *_DAMAGE)):",
+        "tests/results/test_reader.py::test_a_process_without_free_descriptors_loses_no_row",
+    ),
+    "deletes what it has merged without a look at the merged file": Mutant(
+        "pipeline/results/compact.py",
+        "    if not (read and all(map(np.array_equal, read[0], wanted))):\n",
+        "    if not read:\n",
+        "tests/results/test_reader.py::test_what_a_disk_does_not_give_back_as_it_was_written_replaces_nothing",
+    ),
+    "lets each process of a host take all of it": Mutant(
+        "pipeline/limits.py",
+        "return whole // self.of + (self.number < whole % self.of)",
+        "return whole",
+        "tests/test_limits.py::test_the_processes_of_a_launcher_divide_the_cores_of_their_host",
+    ),
     "prefers the newest row to a detection": Mutant(
         "pipeline/results/row_rule.py",
         "np.lexsort((made_at, detected, is_chosen, groups))",
@@ -94,6 +118,12 @@ MUTANTS = {
         "with_output_types(tuple[bytes, Image])",
         "with_output_types(tuple[str, Image])",
         "tests/test_streaming_graph.py::test_no_text_crosses_an_edge_as_text",
+    ),
+    "forgets who asked for an image whose generation it did not know": Mutant(
+        "pipeline/stream/dedup_cache.py",
+        "identity = own if own in identities else identities[0]",
+        "identity = own",
+        "tests/stream/test_dedup_cache.py",
     ),
     "takes images for one whose names are no Unicode": Mutant(
         "pipeline/stream/deduplicate.py",

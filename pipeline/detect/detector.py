@@ -40,6 +40,7 @@ from pipeline.stats.canary import CanaryStats
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import Sampler
+from pipeline.storage.store import FoundFile
 
 Result = DetectedImage | DeadLetter
 
@@ -186,6 +187,10 @@ class Detector:
         self.use_canary(None)
         self._feeder.close()
         self.in_use.close()
+
+    def look_up(self, locations: Sequence[str], seconds: float) -> list[Future[list[FoundFile | None]]]:
+        """Begins to look up files in the feeder processes; see `Feeder.look_up`."""
+        return self._feeder.look_up(locations, seconds)
 
     def start(self, images: Sequence[Image]) -> Future[list[Result]]:
         """Starts detection in a chunk of at most `chunk_size` images; they end together, with a result for each."""

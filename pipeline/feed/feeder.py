@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import operator
 import os
@@ -42,6 +43,8 @@ from pipeline.feed.work import (
     Coming,
     Fitted,
     Limits,
+    LookedUp,
+    LookUp,
     Portion,
     PortionUsed,
     Prepared,
@@ -53,6 +56,7 @@ from pipeline.feed.work import (
 )
 from pipeline.records import EncodedImage, Image, ImageRef
 from pipeline.stats.process import PROCESS
+from pipeline.storage.store import FoundFile
 
 # with this process's own path, not with the current folder; prctl(PR_SET_PDEATHSIG, SIGKILL): it ends with the job's thread
 _CODE = """
@@ -202,6 +206,14 @@ class _Unit:
         return not self.singles
 
 
+class _Question:
+    """A `LookUp` that is not answered yet."""
+
+    def __init__(self, asked: LookUp):
+        self.asked = asked
+        self.answer: Future[list[FoundFile | None]] = Future()
+
+
 class _Process:
     """One feeder process, as the job sees it."""
 
@@ -226,6 +238,7 @@ class _Process:
             raise
         self.pid = self._process.pid
         self.units: deque[_Unit] = deque()  # in the order in which it works at them
+        self.asked: dict[int, _Question] = {}  # beside them
         self.is_ready = False
 
     @property
@@ -240,6 +253,11 @@ class _Process:
         if size := sum(len(image.content) for image in work.images.values() if isinstance(image, EncodedImage)):
             self.send(Coming(size))
         self.send(work)
+
+    def ask(self, question: _Question) -> None:
+        """Sends a question."""
+        self.asked[question.asked.number] = question
+        self.send(question.asked)
 
     def send(self, message: Any) -> None:
         """Sends a message; that a process has died, its channel tells the one who receives from it."""
@@ -289,6 +307,8 @@ class Feeder:
         self._held: dict[int, int] = {}  # bytes that each slot keeps, also a free one
         self._any_size_bytes = 0  # of such an image, lately
         self._waiting: deque[_Unit] = deque()
+        self._questions: deque[_Question] = deque()  # that no process has
+        self._numbers = itertools.count()
         self._retried: list[_Unit] = []  # each by the process that takes the place of one that died of it
         self._running: list[_Process] = []
         self._failed_starts = 0
@@ -340,6 +360,28 @@ class Feeder:
                 self._waiting.append(_Unit(chunk, range(len(images))))
                 self._hand_out()
         return chunk.result
+
+    def look_up(self, locations: Sequence[str], seconds: float) -> list[Future[list[FoundFile | None]]]:
+        """Begins to ask stores for the sizes and generations of files, in all processes side by side.
+
+        Args:
+          locations: Paths or URIs.
+          seconds: How long failures of a store are tried again.
+
+        Returns:
+          Futures of their parts, in their order; None stands for a file that could not be looked up.
+        """
+        size = -(-len(locations) // self.processes)
+        parts = [locations[n : n + size] for n in range(0, len(locations), size or 1)]
+        questions = [_Question(LookUp(next(self._numbers), part, seconds)) for part in parts]
+        with self._lock:
+            if self._failure:
+                for question in questions:
+                    question.answer.set_exception(self._failure)
+            else:
+                self._questions.extend(questions)
+                self._hand_out()
+        return [question.answer for question in questions]
 
     def thumbnail(self, image: Image) -> bytes:
         """A thumbnail of an image; empty if it cannot be read or decoded any more."""
@@ -407,7 +449,10 @@ class Feeder:
         return process
 
     def _hand_out(self) -> None:
-        """Gives waiting units, the oldest first, to the processes with the fewest images."""
+        """Gives waiting questions to processes, and units, the oldest first, to those with the fewest images."""
+        while self._questions and self._running and self._limits:
+            asked_least = min(self._running, key=lambda each: len(each.asked))
+            asked_least.ask(self._questions.popleft())
         while self._waiting and self._running and self._limits:
             unit, process = self._waiting[0], min(self._running, key=lambda each: each.images)
             chunk = unit.chunk
@@ -469,6 +514,8 @@ class Feeder:
             self._add(process, message)
         elif isinstance(message, Portion):
             self._deliver(process, message)
+        elif isinstance(message, LookedUp):
+            process.asked.pop(message.number).answer.set_result(message.found)
         elif isinstance(message, StoreFails):
             note_storage(*message)
         elif isinstance(message, StoreAway):
@@ -529,6 +576,7 @@ class Feeder:
         unit = process.units.popleft() if process.units else None
         self._retried += [unit] if unit else []
         self._waiting.extendleft(reversed(process.units))
+        self._questions.extendleft(process.asked.values())
         if process.is_ready:
             self._hand_out()
         else:
@@ -606,6 +654,9 @@ class Feeder:
                 if not unit.chunk.result.done():
                     unit.chunk.result.set_exception(failure)
             self._waiting.clear()
+            for question in [*(asked for process in self._running for asked in process.asked.values()), *self._questions]:
+                question.answer.set_exception(failure)
+            self._questions.clear()
 
 
 def _death(code: int, limits: Limits | None) -> Failure:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import itertools
 import math
 import os
 import queue
@@ -17,6 +18,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -38,6 +40,8 @@ from pipeline.feed.work import (
     Coming,
     Fitted,
     Limits,
+    LookedUp,
+    LookUp,
     Portion,
     PortionUsed,
     Prepared,
@@ -49,8 +53,12 @@ from pipeline.feed.work import (
 )
 from pipeline.limits import MEMORY
 from pipeline.records import EncodedImage, identity_hash
+from pipeline.storage.store import FoundFile, retried
+from pipeline.storage.stores import store_of
+from pipeline.storage.web import is_web
 
 _TURN, _ROOM = range(2)  # bytes of the file of locks, which the kernel frees when a process ends
+_SHORT_SECONDS = 0.05  # until memory is asked for again
 _STACK_BYTES = 1 << 20  # of a thread that reads; it counts where memory is bounded
 
 
@@ -83,6 +91,8 @@ class _Process:
         )
         self._memory = SharedMemory(memory)
         self._ahead = Prefetcher(self._read, self._limits.read_threads, self._limits.read_ahead_bytes)
+        self._lookups = ThreadPoolExecutor(self._limits.read_threads, "look up")
+        self._lookups.submit(int)  # one thread is there, also where an image that is decoded leaves no room for more
         self._works: queue.SimpleQueue[tuple[Work, deque[Read]]] = queue.SimpleQueue()
         self._used: queue.SimpleQueue[PortionUsed] = queue.SimpleQueue()
 
@@ -114,11 +124,42 @@ class _Process:
                     self._used.put(message)
                 elif isinstance(message, StopWaiting):
                     self._breaker.stop.set()
+                elif isinstance(message, LookUp):
+                    self._look_up(message)
                 else:
                     expect(0)
                     self._works.put((message, deque(self._ahead.begin(message.images.values()))))
         finally:
             os._exit(0)
+
+    def _look_up(self, asked: LookUp) -> None:
+        """Begins a `LookUp`, whose files are looked up side by side; the last one sends the answer."""
+        found: list[FoundFile | None] = [None] * len(asked.locations)
+        late, left = time.monotonic() + asked.seconds, itertools.count(len(found) - 1, -1)
+
+        def look_up(place: int) -> None:
+            found[place] = self._found(asked.locations[place], late)
+            if next(left) == 0:
+                self._send(LookedUp(asked.number, found))
+
+        for place in range(len(found)):
+            with contextlib.suppress(RuntimeError):  # no room for one more thread now: those that are there take it
+                self._lookups.submit(look_up, place)
+
+    def _found(self, location: str, late: float) -> FoundFile | None:
+        seconds = 0.0 if is_web(location) else late - time.monotonic()  # anybody may name a web server that is away
+        with contextlib.suppress(Exception):
+            while True:
+                try:
+                    return retried(store_of(location).look_up, seconds, self._end_of_retries)(location)
+                except MemoryError:  # an image is decoded within bounds meanwhile
+                    if time.monotonic() >= late or self._breaker.stop.wait(_SHORT_SECONDS):
+                        raise
+        return None
+
+    def _end_of_retries(self, failure: Exception) -> None:
+        if self._breaker.stop.is_set():
+            raise failure
 
     def _send_notes(self) -> None:
         """Sends what is noted of stores; the thread that receives never sends, since then neither side might read."""

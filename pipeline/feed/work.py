@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -10,6 +11,7 @@ from pipeline.errors import UserError
 from pipeline.failures import Failure
 from pipeline.feed.fit import ModelInput
 from pipeline.records import Image
+from pipeline.storage.store import FoundFile
 
 
 class Limits(NamedTuple):
@@ -133,6 +135,27 @@ class StoreAnswers(NamedTuple):
 
 class StopWaiting(NamedTuple):
     """The job ends: no image waits for its store any more, and none is tried again."""
+
+
+class LookUp(NamedTuple):
+    """Files whose sizes and generations are wanted, beside the images in work.
+
+    Attributes:
+      number: Names the question.
+      locations: Paths or URIs.
+      seconds: How long failures of a store are tried again.
+    """
+
+    number: int
+    locations: Sequence[str]
+    seconds: float
+
+
+class LookedUp(NamedTuple):
+    """The answer to the `LookUp` of this number, in its order; None for a file that could not be looked up."""
+
+    number: int
+    found: list[FoundFile | None]
 
 
 class Coming(NamedTuple):

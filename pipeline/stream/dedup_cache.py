@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -38,6 +37,7 @@ class DedupCache:
     ):
         self._end = end
         self._in_progress: dict[bytes, list[ImageRef]] = {}
+        self._named: dict[tuple[str, str], list[bytes]] = {}  # their identities, by message and URI of who asked first
         self._results: TTLCache[bytes, tuple[Outcome, int]] = TTLCache(max_bytes, seconds, clock, lambda entry: entry[1])
         self._lock = threading.Lock()
 
@@ -48,6 +48,8 @@ class DedupCache:
             if not known:
                 is_new = identity not in self._in_progress
                 self._in_progress.setdefault(identity, []).append(ref)
+                if is_new:
+                    self._named.setdefault((ref.message_id, ref.uri), []).append(identity)
                 return is_new
         self._end(ref, known[0])
         return False
@@ -55,18 +57,21 @@ class DedupCache:
     def done(self, ref: ImageRef, outcome: Outcome) -> None:
         """Notes the outcome of an image that was new; its generation is the one that was read, perhaps not of its identity."""
         with self._lock:
-            asked = self._in_progress.pop(self._asked_as(ref), [ref])
+            asked = self._take_asked(ref)
             if not outcome.failed:
                 identity = name_bytes(ref.identity)
                 self._results[identity] = outcome, len(outcome.row) + len(identity) + _ENTRY_BYTES
         for each in asked:
             self._end(each, outcome)
 
-    def _asked_as(self, ref: ImageRef) -> bytes:
-        """The identity under which an image was new: where its generation was unknown, its message and URI tell."""
-        own = name_bytes(ref.identity)
-        for identity in itertools.chain([own], self._in_progress):
-            asked = self._in_progress.get(identity)
-            if asked and (asked[0].message_id, asked[0].uri) == (ref.message_id, ref.uri):
-                return identity
-        return own
+    def _take_asked(self, ref: ImageRef) -> list[ImageRef]:
+        """Ends the progress of an image, and returns who asked for it; where its generation was unknown, message and URI tell."""
+        own, name = name_bytes(ref.identity), (ref.message_id, ref.uri)
+        identities = self._named.get(name)
+        if not identities:
+            return [ref]
+        identity = own if own in identities else identities[0]
+        identities.remove(identity)
+        if not identities:
+            del self._named[name]
+        return self._in_progress.pop(identity)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 import uuid
-from collections.abc import Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from typing import Any, Protocol
 
 import apache_beam as beam
 from apache_beam.coders import BooleanCoder
@@ -20,22 +18,36 @@ from msgspec.structs import replace
 from pipeline.records import Image, ImageRef, name_bytes, ref_of
 from pipeline.stats import metrics
 from pipeline.stats.process import PROCESS
-from pipeline.storage.store import retried
-from pipeline.storage.stores import store_of
-from pipeline.storage.web import is_web
-from pipeline.stream.run import StreamStep
+from pipeline.storage.store import FoundFile
+from pipeline.stream.run import RunSettings, StreamStep
 
 _RETRY_SECONDS = 3.0  # an outage is for the reading to wait for, and to report
+_LOOK_SECONDS = 0.5  # how soon a wait for a store notices that the stream is stopped
+
+
+class LooksUp(Protocol):
+    """A detector, or its feeder."""
+
+    def look_up(self, locations: Sequence[str], seconds: float) -> list[Future[list[FoundFile | None]]]:
+        """Begins to look up files; see `Feeder.look_up`."""
 
 
 @beam.typehints.with_output_types(tuple[bytes, Image])
 class AddIdentity(StreamStep):
-    """Adds the identity to each image, in bytes; looks up missing generations at the end of the bundle, side by side.
+    """Adds the identity to each image, in bytes; feeder processes look up missing generations at the end of the bundle.
 
     Element in: `ImageRef`, or `EncodedImage` if the image came with its message; out: the same with its identity, and with its
     size where that was looked up. It gets no generation: if it is replaced meanwhile, the newest is read. An image that cannot be
     looked up is a repeat of its own message only, and reading it waits, or fails.
+
+    Args:
+      run: The stream.
+      detector: The process's detector, or its feeder.
     """
+
+    def __init__(self, run: RunSettings, detector: Callable[[], LooksUp]):
+        super().__init__(run)
+        self._detector = detector
 
     def start_bundle(self) -> None:
         self._asked: list[WindowedValue] = []
@@ -51,24 +63,26 @@ class AddIdentity(StreamStep):
     def finish_bundle(self) -> Iterator[WindowedValue]:
         if not self._asked:
             return
-        self._late = time.monotonic() + _RETRY_SECONDS
-        with ThreadPoolExecutor(self._run.config.read.read_threads, "look up") as pool:
-            found = pool.map(self._looked_up, [asked.value for asked in self._asked])
-            for asked, named in zip(self._asked, found, strict=True):
-                yield asked.with_value(named)
+        with PROCESS.parts["read"].working():
+            found = self._found([asked.value.location for asked in self._asked])
+        for asked, file in zip(self._asked, found, strict=True):
+            yield asked.with_value(_named(asked.value, file))
 
-    def _looked_up(self, ref: ImageRef) -> tuple[bytes, ImageRef]:
-        seconds = 0.0 if is_web(ref.uri) else self._late - time.monotonic()  # anybody may name a web server that is away
-        with contextlib.suppress(Exception), PROCESS.parts["read"].working():
-            self._check(None)
-            found = retried(store_of(ref.location).look_up, seconds, self._check)(ref.location)
-            return name_bytes(replace(ref, generation=found.generation).identity), replace(ref, size_bytes=found.size_bytes)
-        return name_bytes(f"{ref.identity}#{ref.message_id or uuid.uuid4().hex}"), ref
+    def _found(self, locations: Sequence[str]) -> Iterable[FoundFile | None]:
+        """The files, as far as they can be looked up before the stream is stopped."""
+        stop = self._shared.threads.stop
+        asked = [] if stop.is_set() else self._detector().look_up(locations, _RETRY_SECONDS)
+        while wait(asked, _LOOK_SECONDS).not_done and not stop.is_set():
+            pass
+        if not asked or not all(part.done() for part in asked):
+            return [None] * len(locations)
+        return [file for part in asked for file in part.result()]
 
-    def _check(self, failure: Exception | None) -> None:
-        PROCESS.parts["read"].progressed()  # a try has returned
-        if self._shared.threads.stop.is_set():
-            raise failure or CancelledError
+
+def _named(ref: ImageRef, file: FoundFile | None) -> tuple[bytes, ImageRef]:
+    if file:
+        return name_bytes(replace(ref, generation=file.generation).identity), replace(ref, size_bytes=file.size_bytes)
+    return name_bytes(f"{ref.identity}#{ref.message_id or uuid.uuid4().hex}"), ref
 
 
 class DropDuplicates(StreamStep):

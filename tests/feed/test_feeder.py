@@ -28,6 +28,8 @@ from pipeline.feed.work import Coming, Prepared, StoreAnswers, StoreFails, Work
 from pipeline.limits import resident_bytes
 from pipeline.records import EncodedImage, ImageRef, identity_hash
 from pipeline.stats.process import PROCESS
+from pipeline.storage.store import FoundFile
+from pipeline.storage.stores import store_of
 from tests import hostile_images
 from tests.feed.feeding import (
     ANY_SIZE,
@@ -486,9 +488,9 @@ class TestReading:
             wait_until(lambda: server.requests > 1)
             server.broken = ""
             assert places(chunk.result()) == [1, 2]
-            wait_until(lambda: not PROCESS.failing)
+            wait_until(lambda: "storage is back" in caplog.messages)
         said = [record.getMessage() for record in caplog.records if record.name == "pipeline.feed.read_image"]
-        assert len(said) == 2 and said[0].startswith("storage fails (") and said[1] == "storage is back"
+        assert len(said) == 2 and said[0].startswith("storage fails (") and not PROCESS.failing
 
 
 def test_a_process_reads_on_while_its_answers_wait_though_a_store_is_back(monkeypatch):
@@ -525,3 +527,44 @@ def test_a_process_reads_on_while_its_answers_wait_though_a_store_is_back(monkey
             pass
         found = [next(messages) for _ in range(4)]
         assert all(isinstance(each, Prepared | StoreFails) for each in found)
+
+
+class TestLookUp:
+    def test_files_are_looked_up_in_all_processes_and_each_keeps_its_place(self, storage, tmp_path):
+        """Also names that are no Unicode; one that is missing is none."""
+        server, odd = storage(), f"{tmp_path}/\udcff.bmp"
+        Path(odd).write_bytes(BMP)
+        wanted = [odd, "gs://b/\ud83d", f"{tmp_path}/gone", "gs://b/o"]
+        with feeding(processes=3) as feeder:
+            parts = feeder.look_up(wanted, 0.0)
+            found = [file for part in parts for file in part.result()]
+        assert len(parts) == 2 and server.requests == 1
+        assert found == [store_of(odd).look_up(odd), None, None, FoundFile("gs://b/o", 21, "7")]
+
+    def test_a_question_outlives_its_process_and_no_feeder(self, storage):
+        server = storage()
+        server.broken = "broken"
+        with feeding() as feeder:
+            (answered,) = feeder.look_up(["gs://b/broken"], 60.0)
+            wait_until(lambda: server.requests)
+            (process,) = feeders()
+            process.kill()
+            wait_until(lambda: feeders() - {process})
+            assert not answered.done()
+            server.broken = ""
+            assert answered.result() == [FoundFile("gs://b/broken", 21, "7")]
+            server.broken = "broken"
+            (unanswered,) = feeder.look_up(["gs://b/broken"], 60.0)
+        (late,) = feeder.look_up(["gs://b/broken"], 60.0)
+        for each in (unanswered, late):
+            with pytest.raises(ModelError, match="the feeder is closed"):
+                each.result()
+
+    def test_no_store_is_asked_again_once_the_job_ends(self, storage):
+        server = storage()
+        server.broken = "broken"
+        with feeding() as feeder:
+            (answered,) = feeder.look_up(["gs://b/broken"], 60.0)
+            wait_until(lambda: server.requests > 1)
+            feeder.stop_waiting()
+            assert answered.result() == [None]

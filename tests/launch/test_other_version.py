@@ -58,4 +58,5 @@ def test_a_large_listing_is_looked_at_in_part_and_no_flag_is_named_that_would_fa
     config = Config(input=("in/*.png",), output="out", model=ModelConfig(path="m"))
     other_version.tell_of_other_version(config, DoneRows("out", RowVersion.of(config.as_dict(), ("bright", "4"))))
     number = "1 of the first 1 images detected by version 3, as 2 images in out, will be detected again"
-    assert caplog.messages == [f"model bright 4: {number}; --model has no version 3 any more"]
+    said = [message for message in caplog.messages if message.startswith("model bright")]  # libraries may warn, too
+    assert said == [f"model bright 4: {number}; --model has no version 3 any more"]

@@ -130,6 +130,20 @@ def test_a_process_without_free_descriptors_loses_no_row(output, capsys):
     assert list_shards(output) == shards and capsys.readouterr().err == ""
 
 
+def test_a_reader_begins_anew_where_a_compaction_deletes_what_it_has_listed(output, monkeypatch):
+    """Between its listing and the first file that it opens."""
+    opened, compactions = pa.OSFile, []
+
+    def compact_first(*arguments):
+        if not compactions:
+            compactions.append("begun")
+            compactions.append(compacted(output))
+        return opened(*arguments)
+
+    monkeypatch.setattr(pa, "OSFile", compact_first)
+    assert len(done_keys(output, VERSION, DETECTIONS)) == 3 and compactions[1:] == [Compacted(3, 1, 3, 0)]
+
+
 def test_damage_in_boxes_fails_an_export_and_the_next_job_detects_again_after_a_check(output, capsys):
     """D8: its images were done for ever, and the export without them replaced the complete one."""
     assert export.main([output, "--format", "csv"]) == 0

@@ -1,5 +1,6 @@
 """One result for each generation of an image, within a time."""
 
+import contextlib
 from typing import Any
 
 import apache_beam as beam
@@ -11,6 +12,7 @@ from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.timestamp import Timestamp
 from msgspec.structs import replace
 
+from pipeline.feed.feeder import Feeder
 from pipeline.read.fetch import fetch
 from pipeline.records import DeadLetter, EncodedImage, ImageRef, name_bytes
 from pipeline.stats.process import PROCESS
@@ -18,6 +20,8 @@ from pipeline.storage.files import write_file
 from pipeline.stream.deduplicate import AddIdentity, DropDuplicatesInState
 from pipeline.stream.outgoing import Outcome
 from pipeline.stream.run import RunSettings, opened, run_of
+from tests.feed.feeding import feeding
+from tests.processes import in_thread, wait_until
 
 NAMES = ["a", "é", "\ud83d", "\udcff", "\0", "\n", "\ude00\ud83d"]
 IMAGES = [EncodedImage(ImageRef(f"gs://b/{NAMES[n % 7]}", str(n % 2)), b"x") for n in range(70)]
@@ -26,7 +30,7 @@ DISTINCT = {name_bytes(image.ref.identity) for image in IMAGES}
 
 
 def drop_in_state(images):
-    return images | beam.ParDo(AddIdentity(ELSEWHERE)) | beam.ParDo(DropDuplicatesInState(ELSEWHERE))
+    return images | beam.ParDo(AddIdentity(ELSEWHERE, Feeder)) | beam.ParDo(DropDuplicatesInState(ELSEWHERE))
 
 
 def test_each_image_passes_once_and_the_others_are_counted():
@@ -65,19 +69,19 @@ def test_an_image_that_is_named_without_its_version_gets_its_identity_and_its_si
     folder = str(tmp_path) if where == "local" else f"gs://{request.getfixturevalue('gcs_bucket').name}"
     named, gone = ImageRef(f"{folder}/a.png"), ImageRef(f"{folder}/gone")
     asked = [named, replace(gone, message_id="1"), gone, replace(named, generation="7")]
-    with opened(ELSEWHERE):
+    with opened(ELSEWHERE), feeding(processes=2) as feeder:
         write_file(named.uri, b"first")
-        before = looked_up(asked)
+        before = looked_up(asked, feeder)
         write_file(named.uri, b"overwritten")
-        after = looked_up(asked)
-    assert after[1] == (name_bytes(f"{named.uri}#{fetch(named, 100)[1]}"), replace(named, size_bytes=11))
+        after = looked_up(asked, feeder)
+    assert after[1] == (name_bytes(f"{named.uri}#{fetch(named, 100).ref.generation}"), replace(named, size_bytes=11))
     assert before[0] == after[0] == (name_bytes(f"{named.uri}#7"), asked[3])
     assert before[2] == after[2]
     assert len({identity for identity, _ in (*before, *after)}) == 6
 
 
-def looked_up(asked: list[ImageRef]) -> list[tuple[bytes, ImageRef]]:
-    step = AddIdentity(ELSEWHERE)
+def looked_up(asked: list[ImageRef], feeder: Feeder) -> list[tuple[bytes, ImageRef]]:
+    step = AddIdentity(ELSEWHERE, lambda: feeder)
     step.setup()
     step.start_bundle()
     at_once = [named for ref in asked for named in step.process(ref, Timestamp(0), GlobalWindow())]
@@ -85,8 +89,12 @@ def looked_up(asked: list[ImageRef]) -> list[tuple[bytes, ImageRef]]:
 
 
 def test_a_stream_that_is_stopped_looks_up_nothing_more(tmp_path):
+    """Nor does it wait for a store that does not answer; here for a feeder that has not been opened."""
     write_file(f"{tmp_path}/a.png", b"first")
     asked = ImageRef(f"{tmp_path}/a.png", message_id="m")
-    with opened(ELSEWHERE) as stream:
-        stream.threads.stop.set()
-        assert looked_up([asked]) == [(name_bytes(f"{asked.uri}##m"), asked)]
+    stopped: list[list[tuple[bytes, ImageRef]]] = []
+    with opened(ELSEWHERE) as stream, contextlib.closing(Feeder(1)) as feeder:
+        with in_thread(lambda: stopped.append(looked_up([asked], feeder))):
+            wait_until(lambda: PROCESS.parts["read"].waiting)
+            stream.threads.stop.set()
+        assert [*stopped, looked_up([asked], feeder)] == [[(name_bytes(f"{asked.uri}##m"), asked)]] * 2
