@@ -16,7 +16,7 @@ AZURITE_VERSION := 3.37.0
 AZURITE := .tools/azurite
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-streaming demo-flink test test-all test-fast test-matrix test-flink test-spark mutants flink spark check docs format lint types screenshots fuzz soak bench dist prism ultralytics lock clean
+.PHONY: help demo demo-streaming demo-flink test test-all test-fast test-matrix test-flink test-spark mutants flink spark check docs format lint types screenshots fuzz soak bench bench-peers dist prism ultralytics lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -102,6 +102,17 @@ bench: $(READY) $(PRISM) ## Measure speed, memory and precision; on a quiet mach
 	$(BIN)/python -m tests.benchmarks.only_new
 	$(BIN)/python -m tests.benchmarks.streaming
 	$(BIN)/python -m tests.benchmarks.differences
+
+# Triton's program loads the system's Python, whose version its modules have to be of.
+PEERS := .peers/frameworks .peers/torch .peers/triton
+bench-peers: $(READY) $(PEERS:%=%/.ready) ## Measure beside Ray Data, Daft, DataLoader, Beam as documented and others; half an hour, once 15 GB to install
+	$(BIN)/python -m tests.benchmarks.peers
+
+.peers/triton/.ready: PYTHON := $(or $(wildcard /usr/bin/python3),$(PYTHON))
+.peers/%/.ready: tests/benchmarks/peers/%.lock
+	@mkdir -p .peers && rm -rf .peers/$*
+	@echo "installing $* into .peers/" && { $(PYTHON) -m venv --without-pip .peers/$* && $(BIN)/python -m pip --python .peers/$*/bin/python \
+	  install --quiet --disable-pip-version-check -r $< && touch $@; } >.peers/$*.log 2>&1 || echo "no $*: $$(tail -1 .peers/$*.log)"
 
 dist: $(READY) ## Build wheel, sdist and, where its bases can be had, the image; try the wheel in an empty environment
 	$(BIN)/python -m tests.dist

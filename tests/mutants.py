@@ -81,7 +81,7 @@ MUTANTS = {
         "pipeline/results/reader.py",
         "if (type(err) is OSError and err.errno is None) or (isinstance(err, _DAMAGE) and not isinstance(err, OSError)):",
         "if isinstance(err, (OSError, *_DAMAGE)):",
-        "tests/results/test_reader.py::test_a_process_without_free_descriptors_loses_no_row",
+        "tests/results/test_results_folders.py::test_a_folder_has_the_rows_of_the_oracle_whatever_happened_to_it",
     ),
     "deletes what it has merged without a look at the merged file": Mutant(
         "pipeline/results/compact.py",

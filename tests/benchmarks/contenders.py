@@ -23,13 +23,17 @@ class Contender(NamedTuple):
     is_ours: bool = False  # the pipeline, whose times are in its summary.json; others print theirs
     against: str = REFERENCE  # whose rate its own is compared with
 
+    def with_flags(self, *flags: str) -> Contender:
+        """The same with more flags."""
+        return self._replace(command=lambda images, output: [*self.command(images, output), *flags])
+
 
 def own_contenders() -> dict[str, Contender]:
     """Those that live in the project's own environment."""
     found = {
-        REFERENCE: _module("plain_loop"),
+        REFERENCE: module("plain_loop"),
         OURS: ours(),
-        PLAIN_BF16: _module("plain_loop", "--precision", "bfloat16"),
+        PLAIN_BF16: module("plain_loop", "--precision", "bfloat16"),
         OURS_BF16: ours("--precision", "bfloat16")._replace(against=PLAIN_BF16),
     }
     if PRISM.exists():
@@ -48,9 +52,11 @@ def ours(*flags: str, config: str = CONFIG, model: Path = BENCH / "model") -> Co
     return Contender(command, is_ours=True)
 
 
-def _module(name: str, *flags: str) -> Contender:
+def module(name: str, *flags: str, python: str = sys.executable, model: Path = BENCH / "model") -> Contender:
+    """A program of this folder, in its own environment."""
+
     def command(images: Path, output: Path) -> list[str]:
-        places = ["--images", str(images), "--model", str(BENCH / "model"), "--output", str(output / "detections")]
-        return [sys.executable, "-m", f"tests.benchmarks.{name}", *places, *flags]
+        places = ["--images", str(images), "--model", str(model), "--output", str(output / "detections")]
+        return [python, "-m", f"tests.benchmarks.{name}", *places, *flags]
 
     return Contender(command)

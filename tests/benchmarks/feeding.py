@@ -21,6 +21,7 @@ in which the engine works.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import tempfile
@@ -36,7 +37,6 @@ import cv2
 import numpy as np
 import pytest
 
-from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ReadConfig, WriteConfig
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.detect_objects import DetectObjects
@@ -47,43 +47,14 @@ from pipeline.read.read_images import ReadImages
 from pipeline.results.completion import RowVersion
 from pipeline.results.run import Run
 from pipeline.write.write_shards import Results, WriteShards
+from tests.benchmarks.free_engine import BOXES, HW, METADATA, OBJECTS, FreeEngine
 from tests.benchmarks.results import table
 from tests.emulator_fixtures import new_bucket
 from tests.emulators import running_gcs_emulator
 
-HW = (416, 416)
-OBJECTS = 10
 # enough images that what a job takes once, such as building Beam's graph, is little of its time
 SIZES = {"small": ((640, 480), 16384), "tiny": ((96, 96), 65536), "storage": ((640, 480), 1024), "device": ((640, 480), 16384)}
 _RANDOM = np.random.default_rng(0)
-_CORNERS = _RANDOM.uniform(0, 200, (OBJECTS, 2))
-_BOXES = np.concatenate([_CORNERS, _CORNERS + 50], axis=1).astype(np.float32)
-_SCORES = np.linspace(0.9, 0.5, OBJECTS, dtype=np.float32)
-
-
-class FreeEngine:
-    """An engine that finds ten objects in no time, or in a given one."""
-
-    batch_sizes = (1, 2, 4, 8, 16, 32)
-    concurrent_batches = 1
-
-    def __init__(self) -> None:
-        self.seconds = 0.0  # of 32 images
-        self.raw: dict[str, np.ndarray] = {}  # outputs without suppression for 32 images, in place of the ten objects
-        self.worked: list[tuple[float, float]] = []  # begin and end of each batch, by the monotonic clock
-
-    def run(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
-        """Finds the objects."""
-        began, n = time.monotonic(), len(pixels)
-        time.sleep(self.seconds * n / 32)
-        self.worked.append((began, time.monotonic()))
-        if self.raw:
-            return {name: array[:n] for name, array in self.raw.items()}
-        classes = np.arange(OBJECTS)
-        return {"boxes": np.stack([_BOXES] * n), "scores": np.stack([_SCORES] * n), "classes": np.stack([classes] * n)}
-
-    def close(self) -> None:
-        """Does nothing."""
 
 
 ENGINE = FreeEngine()
@@ -91,9 +62,7 @@ ENGINE = FreeEngine()
 
 def free_model(_detect: DetectConfig) -> LoadedModel:
     """The model of `ENGINE`; the process keeps its detector for all rounds."""
-    names = tuple(f"class {n}" for n in range(80))
-    described = {"nms": "pipeline"} if ENGINE.raw else {}
-    metadata = DetectorMetadata("free", HW, "stretch", names, box_units="pixels", count_output="", **described)
+    metadata = dataclasses.replace(METADATA, nms="pipeline") if ENGINE.raw else METADATA
     return LoadedModel(metadata, "1", Batcher(ENGINE, HW))
 
 
@@ -102,7 +71,7 @@ def raw_outputs(candidates: int) -> dict[str, np.ndarray]:
     objects = np.resize(np.arange(OBJECTS), candidates)
     moved = _RANDOM.uniform(-3, 3, (32, candidates, 4)).astype(np.float32)
     return {
-        "boxes": _BOXES[objects] + moved,
+        "boxes": BOXES[objects] + moved,
         "scores": _RANDOM.uniform(0.3, 0.9, (32, candidates)).astype(np.float32),
         "classes": np.stack([_RANDOM.integers(0, 80, OBJECTS, np.int32)[objects] for _ in range(32)]),
         "count": np.full(32, candidates),

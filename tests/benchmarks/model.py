@@ -4,11 +4,15 @@ It costs what the real one costs (6.06 million parameters, suppression in the gr
 dozen candidates for an image, as on photos.
 
     serving_default     images float32 (N, 416, 416, 3) in 0..1 -> boxes (N, 100, 4) yxyx in 0..1, scores, classes, num
+    from_bytes          image_bytes string (N,), decoded and stretched in the graph -> the same, and wh (N, 2), the images' sizes
+    before_suppression  images as above -> boxes (N, 2535, 4) as above, scores (N, 2535, 80); `make_onnx` converts it, since the
+                        operator that tf2onnx makes of TensorFlow's suppression takes half a second an image
 """
 
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +47,9 @@ _CFG = net(SIDE, SIDE) + conv(32, 3, 2) + conv(64, 3, 2) + _stage(64) + _stage(1
 
 
 def make_model() -> Path:
-    """The SavedModel's folder; made if it is not there."""
-    folder, unfinished = BENCH / "model", BENCH / "model.unfinished"
-    if folder.exists():
+    """The SavedModel's folder; made if it is not there, or without its last signature."""
+    folder, unfinished, graph = BENCH / "model", BENCH / "model.unfinished", BENCH / "model" / "saved_model.pb"
+    if graph.exists() and b"before_suppression" in graph.read_bytes():
         return folder
     BENCH.mkdir(exist_ok=True)
     import tensorflow as tf
@@ -61,17 +65,47 @@ def make_model() -> Path:
             bias.assign_add(_OBJECTNESS * objectness)
     module.weights = detector.variables
 
-    @tf.function(input_signature=[tf.TensorSpec((None, SIDE, SIDE, 3), tf.float32, "images")], autograph=False)
-    def serving_default(images: Any) -> dict[str, Any]:
+    images = tf.TensorSpec((None, SIDE, SIDE, 3), tf.float32, "images")
+
+    @tf.function(input_signature=[images], autograph=False)
+    def before_suppression(images: Any) -> dict[str, Any]:
         boxes, scores = detector(images)
-        boxes = tf.gather(boxes, [1, 0, 3, 2], axis=-1)[:, :, None]
+        return {"boxes": tf.gather(boxes, [1, 0, 3, 2], axis=-1), "scores": scores}
+
+    @tf.function(input_signature=[images], autograph=False)
+    def serving_default(images: Any) -> dict[str, Any]:
+        found = before_suppression(images)
+        boxes, scores = found["boxes"][:, :, None], found["scores"]
         kept = tf.image.combined_non_max_suppression(boxes, scores, MOST, MOST, iou_threshold=0.45, score_threshold=0.25)
         return dict(zip(("boxes", "scores", "classes", "num"), kept, strict=True))
 
-    shutil.rmtree(unfinished, ignore_errors=True)
-    tf.saved_model.save(module, str(unfinished), signatures={"serving_default": serving_default})
+    def decode(encoded: Any) -> Any:
+        image = tf.ensure_shape(tf.io.decode_image(encoded, channels=3, expand_animations=False), (None, None, 3))
+        return tf.image.resize(image, (SIDE, SIDE)) / 255.0, tf.shape(image)[1::-1]
+
+    @tf.function(input_signature=[tf.TensorSpec((None,), tf.string, "image_bytes")], autograph=False)
+    def from_bytes(image_bytes: Any) -> dict[str, Any]:
+        decoded = (tf.TensorSpec((SIDE, SIDE, 3), tf.float32), tf.TensorSpec((2,), tf.int32))
+        pixels, wh = tf.map_fn(decode, image_bytes, fn_output_signature=decoded)
+        return serving_default(pixels) | {"wh": wh}
+
+    for old in (unfinished, folder):
+        shutil.rmtree(old, ignore_errors=True)
+    signatures = {"serving_default": serving_default, "from_bytes": from_bytes, "before_suppression": before_suppression}
+    tf.saved_model.save(module, str(unfinished), signatures=signatures)
     unfinished.rename(folder)
     return folder
+
+
+def make_onnx(python: str) -> Path:
+    """The network before its suppression as an ONNX file, made by tf2onnx, which that Python has; made if it is not there."""
+    file, unfinished = BENCH / "model.onnx", BENCH / "unfinished.onnx"
+    if not file.exists():
+        which = ["--saved-model", str(make_model()), "--signature_def", "before_suppression", "--tag", "serve"]
+        command = [python, "-m", "tf2onnx.convert", *which, "--opset", "17", "--output", str(unfinished)]
+        subprocess.run(command, check=True, capture_output=True)
+        unfinished.rename(file)
+    return file
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ graph rewrite. It handles no bad image, no lost file, and holds all rows in memo
 from __future__ import annotations
 
 import io
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,8 @@ def main() -> None:
     flags = work.parser(__doc__)
     flags.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
     args = flags.parse_args()
-    streams = min(4, len(os.sched_getaffinity(0)))
-    predict = _load(args.model, args.precision, streams)
+    streams = min(4, work.CORES)
+    predict = work.free_answer if args.model == work.FREE else _load(args.model, args.precision, streams)
     files = sorted(args.images.iterdir())
     batches = [files[start : start + work.BATCH] for start in range(0, len(files), work.BATCH)]
     warm_up = [np.zeros((size, work.SIDE, work.SIDE, 3), np.uint8) for size in {len(batch) for batch in batches}]
@@ -45,7 +44,7 @@ def _load(path: str, precision: str, streams: int) -> Any:
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
     cv2.setNumThreads(1)
-    tf.config.threading.set_intra_op_parallelism_threads(max(1, len(os.sched_getaffinity(0)) // streams))
+    tf.config.threading.set_intra_op_parallelism_threads(max(1, work.CORES // streams))
     tf.config.threading.set_inter_op_parallelism_threads(streams)  # with 1 the batches would queue behind each other
     tf.config.optimizer.set_experimental_options({"auto_mixed_precision_onednn_bfloat16": precision == "bfloat16"})
     model = tf.saved_model.load(path)  # must stay referenced until the graph is frozen: it owns the variables

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ class Watched(NamedTuple):
     started_at: float  # seconds since the epoch
     peak_rss_mb: float  # highest sum of its processes' resident memory; pages that they share count for each
     samples: list[tuple[float, float]]  # time, CPU seconds of its processes until then
+    first_row_at: float  # the time of the first sample at which it had written a row, or of its end
 
     def cpu_seconds(self, start: float, end: float) -> float:
         """CPU seconds (user and system) that its processes used between two times."""
@@ -32,22 +34,30 @@ class Watched(NamedTuple):
         return float(np.interp(end, at, cpu) - np.interp(start, at, cpu))
 
 
-def watch(command: Sequence[str], log: Path, timeout_s: float) -> Watched:
+def watch(
+    command: Sequence[str], log: Path, timeout_s: float, environment: Mapping[str, str], has_row: Callable[[], bool]
+) -> Watched:
     """Runs a command to its end, or ends it with all its processes after `timeout_s`."""
-    with log.open("w", encoding="utf-8") as sink, running(command, stdout=sink, stderr=subprocess.STDOUT) as process:
+    environment = {**os.environ, **environment}
+    with (
+        log.open("w", encoding="utf-8") as sink,
+        running(command, stdout=sink, stderr=subprocess.STDOUT, env=environment) as process,
+    ):
         root = psutil.Process(process.pid)
-        started_at, peak, samples = root.create_time(), 0.0, []
+        started_at, peak, samples, first_row_at = root.create_time(), 0.0, [], 0.0
         cpu_of: dict[int, float] = {}  # of ended processes too
         while process.poll() is None:
             peak = max(peak, _sample_tree(root, cpu_of))
             samples.append((time.time(), sum(cpu_of.values())))
+            if not first_row_at and has_row():
+                first_row_at = time.time()
             if time.time() - started_at > timeout_s:
                 end_group(process)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_SAMPLE_SECONDS)
         samples.append((time.time(), sum(cpu_of.values())))
     output = log.read_text(encoding="utf-8", errors="replace")
-    return Watched(process.returncode, output, started_at, peak / 1e6, samples)
+    return Watched(process.returncode, output, started_at, peak / 1e6, samples, first_row_at or samples[-1][0])
 
 
 def _sample_tree(root: psutil.Process, cpu_of: dict[int, float]) -> float:

@@ -31,16 +31,30 @@ class Run(NamedTuple):
     startup_seconds: float  # from the start of the process to the work
     peak_rss_mb: float  # highest resident memory of the process tree
     cpu_seconds_per_image: float  # user and system time of the process tree during the work
+    first_row_seconds: float  # from the start of the process until a file of rows has some
 
 
-def run_rounds(contenders: Mapping[str, Contender], images: Path, count: int, rounds: int, output: Path) -> list[Run]:
-    """Runs all contenders in turn, `rounds` times, over a folder of `count` images; `output` gets a folder of each."""
+def run_rounds(
+    contenders: Mapping[str, Contender], images: Path, count: int, rounds: int, output: Path, failed: dict[str, str] | None = None
+) -> list[Run]:
+    """Runs all contenders in turn, `rounds` times, over a folder of `count` images; `output` gets a folder of each.
+
+    One that fails ends all, or is noted in `failed` with the reason, and then runs no more.
+    """
     runs = []
     for number in range(rounds):
         for name, contender in contenders.items():
-            run = run_once(name, contender, number, images, output / _file_name(name))
-            if run.images != count:
-                raise SystemExit(f"{name}: expected {count} rows, got {run.images}")
+            if failed and name in failed:
+                continue
+            try:
+                run = run_once(name, contender, number, images, output / file_name(name))
+                if run.images != count:
+                    raise SystemExit(f"{name}: expected {count} rows, got {run.images}")
+            except SystemExit as err:
+                if failed is None:
+                    raise
+                failed[name] = str(err).strip().splitlines()[-1]
+                continue
             print(
                 f"round {number + 1}  {name:<34} {run.images_per_second:7.1f} images/s  "
                 f"{1000 * run.cpu_seconds_per_image:6.1f} CPU-ms/image  {run.peak_rss_mb:6.0f} MB",
@@ -53,29 +67,48 @@ def run_rounds(contenders: Mapping[str, Contender], images: Path, count: int, ro
 
 def run_once(name: str, contender: Contender, number: int, images: Path, output: Path) -> Run:
     """Runs one contender once, over a fresh folder for its output; without rows, or after half an hour, all ends."""
-    shutil.rmtree(output, ignore_errors=True)
-    (output / "detections").mkdir(parents=True)
-    log = BENCH / "logs" / f"{_file_name(name)}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    watched = watch(contender.command(images, output), log, _TIMEOUT_SECONDS)
+    watched = start_once(name, contender, images, output, _TIMEOUT_SECONDS)
     if watched.exit_code:
-        raise SystemExit(f"{name}: ended with {watched.exit_code}; see {log}:\n{watched.output[-1500:]}")
+        raise SystemExit(f"{name}: ended with {watched.exit_code}; see {log_of(name)}:\n{watched.output[-1500:]}")
     start, end = _times(contender, watched, output)
-    rows = sum(1 for file in (output / "detections").glob("*.jsonl") for _ in file.open("rb"))
-    rows += sum(pq.read_metadata(file).num_rows for file in (output / "detections").glob("*.parquet"))
+    rows = count_rows(output)
     if not rows:
-        raise SystemExit(f"{name}: wrote no rows; see {log}")
+        raise SystemExit(f"{name}: wrote no rows; see {log_of(name)}")
+    loads = [(max(begin, start), min(until, end)) for begin, until in work.loads(output / "notes") if until > start]
+    load_seconds = sum(until - begin for begin, until in loads)
+    cpu_seconds = watched.cpu_seconds(start, end) - sum(watched.cpu_seconds(*load) for load in loads)
     return Run(
         contender=name,
         round=number,
         images=rows,
-        images_per_second=rows / (end - start),
+        images_per_second=rows / (end - start - load_seconds),
         started_at=start,
-        work_seconds=end - start,
-        startup_seconds=start - watched.started_at,
+        work_seconds=end - start - load_seconds,
+        startup_seconds=start + load_seconds - watched.started_at,
         peak_rss_mb=watched.peak_rss_mb,
-        cpu_seconds_per_image=watched.cpu_seconds(start, end) / rows,
+        cpu_seconds_per_image=cpu_seconds / rows,
+        first_row_seconds=watched.first_row_at - watched.started_at,
     )
+
+
+def start_once(name: str, contender: Contender, images: Path, output: Path, timeout_s: float) -> Watched:
+    """Runs a contender's command over a fresh folder for its output, until it ends, or is ended after `timeout_s`."""
+    shutil.rmtree(output, ignore_errors=True)
+    for folder in (output / "detections", output / "notes", log_of(name).parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    environment = {work.NOTES: str((output / "notes").resolve())}
+    return watch(contender.command(images, output), log_of(name), timeout_s, environment, lambda: count_rows(output) > 0)
+
+
+def count_rows(output: Path) -> int:
+    """The rows that a contender has written."""
+    rows = sum(1 for file in (output / "detections").glob("*.jsonl") for _ in file.open("rb"))
+    return rows + sum(pq.read_metadata(file).num_rows for file in (output / "detections").glob("*.parquet"))
+
+
+def log_of(name: str) -> Path:
+    """What a contender printed in its last run."""
+    return BENCH / "logs" / f"{file_name(name)}.log"
 
 
 def _times(contender: Contender, watched: Watched, output: Path) -> tuple[float, float]:
@@ -91,5 +124,6 @@ def _times(contender: Contender, watched: Watched, output: Path) -> tuple[float,
     return times["started_at"], times["finished_at"]
 
 
-def _file_name(name: str) -> str:
+def file_name(name: str) -> str:
+    """A contender's name as that of a file."""
     return "".join(character if character.isalnum() else "_" for character in name)

@@ -1,0 +1,4 @@
+"""Other people's ways to detect in images, each as its own documentation shows; `make bench-peers` runs them beside the pipeline.
+
+Each has a virtual environment below `.peers/`, made from the lock of its name, or lives in the project's own.
+"""
