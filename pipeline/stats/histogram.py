@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
-import numpy as np
 
 _LONGEST_S = 1e8  # three years, even if an image's clock was wrong
 BOUNDS_S = (
@@ -36,10 +36,10 @@ class Times:
 
     def add(self, seconds: Sequence[float]) -> None:
         """Counts times; a negative one or one that is not a number counts as 0."""
-        within = np.fmin(np.fmax(np.asarray(seconds, np.float64), 0), _LONGEST_S)
-        self.counts.update(np.searchsorted(BOUNDS_S, within).tolist())
-        self.total_s += float(within.sum())
-        self.longest_s = max(self.longest_s, float(within.max(initial=0.0)))
+        within = [min(each, _LONGEST_S) if each > 0 else 0.0 for each in seconds]
+        self.counts.update([bisect_left(BOUNDS_S, each) for each in within])  # NumPy takes as long for 32 times as for one
+        self.total_s += sum(within)
+        self.longest_s = max(self.longest_s, *within) if within else self.longest_s
 
     def __len__(self) -> int:
         """How many times were counted."""
