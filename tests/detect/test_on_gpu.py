@@ -24,6 +24,6 @@ def test_a_dry_run_takes_every_step(tmp_path):
     (row,) = (line.split(" | ") for line in printed.splitlines() if "| openvino | cpu | float32 |" in line)
     rate, fed, engine, share = map(float, row[4:8])
     assert min(rate, fed, engine) > 0
-    assert share == pytest.approx(rate / min(fed, engine), abs=0.01), "the feed alone and the engine alone bound a job"
+    assert share == pytest.approx(rate / min(fed, engine), abs=0.05), "the feed alone and the engine alone bound a job"
     assert "| (1, 2) |" in printed
     assert "| YOLOv4 at 608 | tensorflow | cpu | bfloat16 |" in printed
