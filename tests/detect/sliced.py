@@ -42,16 +42,11 @@ def by_sahi(find: Find, pixels: np.ndarray, detect: DetectConfig) -> np.ndarray:
             self.perform_batch_inference([image])
 
         def _create_object_prediction_list_from_original_predictions(self, shift_amount_list: Any, full_shape_list: Any) -> None:
-            shifts = np.reshape(shift_amount_list, (-1, 2)).tolist()
+            shifts, (shape, *_) = (np.reshape(each, (-1, 2)).tolist() for each in (shift_amount_list, full_shape_list))
             self._object_prediction_list_per_image = [
                 [
                     ObjectPrediction(
-                        one[:4].tolist(),
-                        int(one[5]),
-                        str(one[5]),
-                        score=float(one[4]),
-                        shift_amount=shift,
-                        full_shape=full_shape_list[0],
+                        one[:4].tolist(), int(one[5]), str(one[5]), score=float(one[4]), shift_amount=shift, full_shape=shape
                     )
                     for one in found
                 ]
