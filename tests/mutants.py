@@ -151,8 +151,8 @@ MUTANTS = {
     ),
     "counts an object once for each tile that shows it": Mutant(
         "pipeline/detect/merge_tiles.py",
-        "kept = nms(*candidates)",
-        'kept = np.argsort(-confidences, kind="stable")[: detect.max_detections]',
+        "kept = order[stays[order]][: detect.max_detections]",
+        "kept = order[: detect.max_detections]",
         "tests/detect/test_tiles.py::test_boxes_are_those_of_other_tools",
     ),
     "writes tiles where the model reads others": Mutant(
@@ -163,7 +163,7 @@ MUTANTS = {
     ),
     "swallows the crash of a process that decodes": Mutant(
         "pipeline/feed/feeder.py",
-        "        self.failures[self.singles.popleft()] = failure\n",
+        "        self.chunk.failures[self.singles.popleft()] = failure\n",
         "        self.singles.popleft()\n",
         "tests/feed/test_feeder.py::TestDeath::test_a_crash_costs_exactly_the_image_at_fault",
     ),

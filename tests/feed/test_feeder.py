@@ -511,6 +511,8 @@ def test_a_process_reads_on_while_its_answers_wait_though_a_store_is_back(monkey
     with served(ThreadingHTTPServer(("127.0.0.1", 0), Away)) as port, contextlib.ExitStack() as ended:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
         memory, locks = os.memfd_create("feeder"), os.memfd_create("locks")
+        ended.callback(os.close, memory)
+        ended.callback(os.close, locks)
         os.ftruncate(memory, size_of(1))
         process = _Process(memory, locks)
         ended.callback(process.bury)
