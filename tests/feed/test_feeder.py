@@ -521,11 +521,11 @@ def test_a_process_reads_on_while_its_answers_wait_though_a_store_is_back(monkey
         assert next(messages) is None, "it is ready"
         for _ in range(4):
             process.send(Coming(len(photo.content)))
-            process.send(Work(0, STRETCH, {0: photo}, 2**64))
-        process.send(Work(0, STRETCH, {0: away}, 0))
+            process.send(Work(0, STRETCH, {0: photo}, 2**64, most_tiles=1))
+        process.send(Work(0, STRETCH, {0: away}, 0, most_tiles=1))
         wait_until(lambda: len(asked) > 1)  # it was noted that the store fails
         process.send(StoreAnswers(away.uri))
-        with in_thread(lambda: [process.send(Work(0, STRETCH, {0: photo}, 0)) for _ in range(8)]):
+        with in_thread(lambda: [process.send(Work(0, STRETCH, {0: photo}, 0, most_tiles=1)) for _ in range(8)]):
             pass
         found = [next(messages) for _ in range(4)]
         assert all(isinstance(each, Prepared | StoreFails) for each in found)
