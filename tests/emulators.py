@@ -110,34 +110,28 @@ def running_gcs_emulator() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def running_strict_gcs_emulator(data: Path | None = None) -> Iterator[str]:
-    """The same for the emulator that honours preconditions, as the other one does not; `data` has a folder for each bucket."""
+def running_strict_gcs_emulator() -> Iterator[str]:
+    """The same for the emulator that honours preconditions, as the other one does not."""
     server = shutil.which("fake-gcs-server", path=f"{_TOOLS}{os.pathsep}{os.environ.get('PATH', '')}")
     if server is None:
         raise EmulatorMissing("no fake-gcs-server; get it with `make .tools/fake-gcs-server`, where Go is")
-    command = [
-        server,
-        "-backend=memory",
-        "-scheme=http",
-        "-host=127.0.0.1",
-        "-log-level=error",
-        f"-data={data or '/nonexistent'}",
-    ]
+    command = [server, "-backend=memory", "-scheme=http", "-host=127.0.0.1", "-log-level=error"]
     with running_server(lambda port: [*command, f"-port={port}", f"-public-host=127.0.0.1:{port}"]) as port:
         yield f"http://127.0.0.1:{port}"
 
 
 @contextlib.contextmanager
-def running_s3_server() -> Iterator[str]:
-    """The same for a server with the protocol of S3 that honours conditions, and keeps its objects in a folder."""
+def running_s3_server(buckets: Path | None = None) -> Iterator[str]:
+    """The same for a server with the protocol of S3 that honours conditions; `buckets` may have a folder for each bucket."""
     server = shutil.which("versitygw", path=f"{_TOOLS}{os.pathsep}{os.environ.get('PATH', '')}")
     if server is None or importlib.util.find_spec("boto3") is None:
         raise EmulatorMissing("no versitygw, a server with the protocol of S3; get it with `make .tools/versitygw`, where Go is")
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("objects", "metadata"):
-            os.mkdir(f"{folder}/{name}")
+        objects = buckets or Path(folder, "objects")
+        for path in (objects, Path(folder, "metadata")):
+            path.mkdir(exist_ok=True)
         command = [server, "--quiet", "--access", S3_KEY, "--secret", S3_KEY]
-        places = ["posix", "--sidecar", f"{folder}/metadata", f"{folder}/objects"]
+        places = ["posix", "--sidecar", f"{folder}/metadata", str(objects)]
         with running_server(lambda port: [*command, "--port", f"127.0.0.1:{port}", *places]) as port:
             yield f"http://127.0.0.1:{port}"
 

@@ -134,4 +134,4 @@ def _bucket_and_key(path: str) -> dict[str, str]:
 
 
 def _etag(answer: Any) -> str:
-    return str(answer["ETag"]).strip('"')
+    return str(answer.get("ETag", "")).strip('"')

@@ -1,7 +1,7 @@
 """Whole jobs over ever more names: when the first image is detected, and how much memory the job takes.
 
     python -m tests.benchmarks.many_names [--sizes 10000,1000000]            a local disk, folders of 1,000 images
-    python -m tests.benchmarks.many_names --storage --sizes 10000,100000     one flat folder of the emulator of Cloud Storage
+    python -m tests.benchmarks.many_names --storage --sizes 10000,100000     one flat folder of a server with the protocol of S3
 
 The images are links to 64 small JPEGs, and the engine finds nothing in no time, so that names are most of the work. `first image`
 is the time from the end of the engine's warm-up to its first batch of images; the listing goes on meanwhile. The peak is that of
@@ -28,7 +28,7 @@ from pipeline.detect.engine import FunctionEngine, OpenedModel
 from tests.benchmarks.images import BENCH
 from tests.benchmarks.process_tree import watch
 from tests.benchmarks.results import table
-from tests.emulators import running_strict_gcs_emulator
+from tests.emulators import S3_KEY, running_s3_server
 
 HW = (32, 32)
 _PER_FOLDER = 1000
@@ -105,10 +105,11 @@ def _make(size: int, per_folder: int) -> Path:
 
 @contextmanager
 def _served(folder: Path) -> Iterator[str]:
-    """A folder as a bucket of the emulator of Cloud Storage; the environment names it."""
-    with running_strict_gcs_emulator(folder.parent) as url:
-        os.environ |= {"STORAGE_EMULATOR_HOST": url, "NO_GCE_CHECK": "true"}
-        yield f"gs://{folder.name}/"
+    """A folder as a bucket; the environment names the server."""
+    with running_s3_server(folder.parent) as url:
+        os.environ |= {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": S3_KEY, "AWS_SECRET_ACCESS_KEY": S3_KEY}
+        os.environ["AWS_DEFAULT_REGION"] = "us-east-1"
+        yield f"s3://{folder.name}/"
 
 
 if __name__ == "__main__":

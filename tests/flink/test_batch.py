@@ -18,6 +18,7 @@ from tests.launch.jobs import rows_written
 from tests.processes import running, wait_until
 
 IMAGES = 2400
+_OF_PREFIX = 800
 SCENES = sorted((REPO / "models" / "digits" / "samples").glob("scene_*.jpg"))
 
 
@@ -68,23 +69,22 @@ def test_the_names_of_one_flat_prefix_are_spread_over_both_machines(flink: Flink
         bucket.blob(f"in/{number:04d}.jpg").upload_from_filename(str(SCENES[number % len(SCENES)]))
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(upload, range(IMAGES)))
+        list(pool.map(upload, range(_OF_PREFIX)))
     flags = job_flags(flink, STORAGE_EMULATOR_HOST=os.environ["STORAGE_EMULATOR_HOST"])
     command = [sys.executable, "-m", "pipeline.run", "--config", "configs/batch_gcs_flink.yaml", *flags, "--model=digits"]
     command += [f"--input=gs://{bucket.name}/in/", f"--output={there}", "--parallelism=4", "--shard-seconds=1"]
-    detecting = set[str]()
+    detected = dict[str, int]()  # by each worker
 
     def both_detect() -> bool:
         for path in there.glob(".staging-*/figures/*[!w]"):  # not `.new`
             with contextlib.suppress(FileNotFoundError):
-                if unpack(JobStats, path.read_bytes()).detected:
-                    detecting.add(path.name)
-        return len(detecting) == len(TASKMANAGER_NAMES)
+                detected[path.name] = unpack(JobStats, path.read_bytes()).detected
+        return sum(map(bool, detected.values())) == len(TASKMANAGER_NAMES)
 
     with printed.open("wb") as log, running(command, cwd=REPO, stdout=log, stderr=log) as job:
-        wait_until(both_detect, printed.read_text, job)
+        wait_until(both_detect, lambda: f"{detected} {printed.read_text()}", job)
         assert job.wait(timeout=300) == 0, printed.read_text()
-    assert len(current(there)) == IMAGES
+    assert len(current(there)) == _OF_PREFIX
 
 
 def test_the_command_of_a_job_that_was_killed_with_a_machine_and_its_launcher_does_only_the_rest(flink: FlinkCluster, tmp_path):
