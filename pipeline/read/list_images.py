@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +26,7 @@ from pipeline.storage.waiting import waiting_for
 from pipeline.storage.web import is_web
 
 OWN = "this program's own"  # the kind of files that this program wrote
+_ESCAPED = re.compile(r"\[([*?[])\]")
 _LINK_BACK = "link to a folder above"
 _CHECKS_AHEAD = 4 * MAX_PARALLEL
 PIECES = 64  # of all inputs together, so that they can be listed side by side
@@ -127,7 +129,7 @@ def list_pieces(
         yield from new(_named_in(manifest, allowed))
     places = [piece for piece in pieces if isinstance(piece, Location)]
     own = own_files(exclude, (place.folder for place in places))
-    named = {place.pattern for place in places}
+    named = {name for place in places for name in _exact_names(place.pattern)}
     for found in _sorted_out(new(files_in_all(places)), own, named):
         if isinstance(found, str):
             leave_out(found)
@@ -161,7 +163,7 @@ def _sorted_out(files: Iterable[FoundFile], own: Callable[[str], bool], named: C
         for file in files:
             if own(file.path) or kind_of_rows(file.path):
                 yield OWN
-            elif _is_named(file.path, named):
+            elif file.path in named:
                 yield file
             elif is_of_macos(file.path):
                 yield kind_of(file.path)
@@ -174,10 +176,11 @@ def _sorted_out(files: Iterable[FoundFile], own: Callable[[str], bool], named: C
         yield from (check.result() for check in checks)
 
 
-def _is_named(path: str, named: Collection[str]) -> bool:
-    """Whether an input names exactly this file; local names with wildcard characters are escaped (see `location_of`)."""
-    folder, slash, name = path.rpartition("/")
-    return path in named or f"{folder}{slash}{glob.escape(name)}" in named
+def _exact_names(pattern: str) -> set[str]:
+    """The paths that an input names exactly; local names with wildcard characters are escaped (see `location_of`)."""
+    folder, slash, escaped = pattern.rpartition("/")
+    name = _ESCAPED.sub(r"\1", escaped)
+    return {pattern, f"{folder}{slash}{name}"} if glob.escape(name) == escaped else {pattern}
 
 
 def by_content(file: FoundFile, retry_seconds: float = RETRY_SECONDS) -> FoundFile | str:
