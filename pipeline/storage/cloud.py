@@ -151,7 +151,7 @@ class GoogleStore(Store):
     def age(self, path: str) -> tuple[float, str]:
         with mapped(google_error), server_times(storage_client()) as times:
             (blob := blob_of(path)).reload(retry=None)
-        return times[-1] - blob.updated.timestamp(), str(blob.generation)
+        return max(0.0, times[-1] - blob.updated.timestamp()), str(blob.generation)  # the header has whole seconds
 
     def write(self, path: str, content: bytes | BinaryIO, over: str | None = None) -> str:
         """The content type follows the name, so that a browser shows a page from its address."""
