@@ -63,6 +63,23 @@ def drain_dataflow_job(running: Any) -> None:
     running._runner.dataflow_client.modify_job_state(running.job_id(), "JOB_STATE_DRAINING")
 
 
+def dataflow_job(options: Any, job: str) -> Any:
+    """A job of Dataflow that another process has submitted, as Beam gives it to the one that submits.
+
+    Missing in public, up to Beam 2.77: the result of a pipeline for the id of a job.
+
+    Args:
+      options: Beam's options.
+      job: Its id.
+    """
+    from apache_beam.runners.dataflow.dataflow_runner import DataflowPipelineResult, DataflowRunner
+    from apache_beam.runners.dataflow.internal import apiclient
+
+    runner = DataflowRunner()
+    runner.dataflow_client = apiclient.DataflowApplicationClient(options)
+    return DataflowPipelineResult(runner.dataflow_client.get_job(job), runner, options)
+
+
 def fetch_prism(options: Any) -> str:
     """Has Beam fetch Prism from its release, unless its cache has it; returns the path of the binary.
 

@@ -137,6 +137,10 @@ class RunnerError(UserError):
     """The runner cannot be reached, or cannot run this job."""
 
 
+class GoesOnError(RuntimeError):
+    """A launcher ends, and its job, which runs elsewhere, may go on."""
+
+
 class BusyError(UserError):
     """Another run is processing the same images for the same results folder.
 

@@ -1,7 +1,7 @@
 """The whole pipeline on one screen: every step of a batch job and of a stream.
 
 ReadImages ──> DetectObjects ── detected ──┐                                                                  a batch job
-    │                │                     ├──> Results ──> WriteShards
+    │                │                     ├──> Results ──> WriteShards ──> Conclude
     ├────────────────┴─ dead letters ──────┤
     └─ counted ────────────────────────────┘        read = detected + dead + skipped
 
@@ -11,7 +11,6 @@ ReadMessages ──> ParseMessages ──> AddIdentity ──> DropDuplicates �
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Sequence
 
 import apache_beam as beam
@@ -21,6 +20,7 @@ from pipeline.detect.detect_objects import DetectObjects
 from pipeline.detect.load_detector import DetectorSpec, shared_detector
 from pipeline.detect.load_model import name_and_version
 from pipeline.monitoring.watchdog import watch_worker
+from pipeline.outcome.conclude import Conclusion, conclude
 from pipeline.read.dead_letter_replay import DeadLetterReplay
 from pipeline.read.done_rows import DoneRows
 from pipeline.read.read_images import ReadImages
@@ -37,12 +37,16 @@ from pipeline.stream.steps import ParseMessages, PublishResults
 from pipeline.write.write_shards import Results, WriteShards
 
 
-def build(pipeline: beam.Pipeline, config: Config, source: ReadImages, sink: WriteShards, *, lazily: bool = False) -> None:
+def build(
+    pipeline: beam.Pipeline, config: Config, source: ReadImages, sink: WriteShards, end: Conclusion, *, lazily: bool = False
+) -> None:
     """Adds a batch job to an empty pipeline; `lazily`, the first image loads the model: perhaps there is nothing to do."""
     read = pipeline | "ReadImages" >> source
-    detect = DetectObjects(detector_spec(config), lazily=lazily)
+    spec = detector_spec(config)
+    detect = DetectObjects(spec, lazily=lazily)
     found = read.images | "DetectObjects" >> detect.with_resource_hints(**machine_hints(config))
-    _ = Results(found.detected, (read.dead, found.dead), read.counted) | sink
+    stats = Results(found.detected, (read.dead, found.dead), read.counted) | sink
+    _ = stats | "Conclude" >> beam.Map(conclude, end, spec)
 
 
 def detector_spec(config: Config) -> DetectorSpec:
@@ -53,7 +57,7 @@ def detector_spec(config: Config) -> DetectorSpec:
 def worker_context(config: Config, run: Run) -> WorkerContext:
     """What the workers of a job that is launched now must reach, if they run outside its launcher's process."""
     watch = functools.partial(watch_worker, config.monitoring.stuck_after_s)
-    return WorkerContext(run, functools.partial(name_and_version, config.model, config.detect.engine), time.time(), watch)
+    return WorkerContext(run, functools.partial(name_and_version, config.model, config.detect.engine), watch)
 
 
 def source_of(config: Config, done: DoneRows | None = None, worker_context: WorkerContext | None = None) -> ReadImages:
@@ -77,7 +81,7 @@ def dead_letter_replay(config: Config) -> DeadLetterReplay:
 
 
 def sink_of(config: Config, run: Run, version: RowVersion, worker_context: WorkerContext | None = None) -> WriteShards:
-    """Writes a batch job's results, and leaves the statistics for the summary in the folder of the run."""
+    """Writes a batch job's results, and gives their statistics."""
     return WriteShards(run, version, config.write, samples_kept(config), worker_context)
 
 
@@ -103,7 +107,7 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
 
     if not run.in_process:  # in one process `PublishResults` hands them to the archive
         rows = (asked.dead, found.dead, *((found.detected,) if config.stream.archive else ()))
-        _ = rows | "ArchiveRows" >> ArchiveRows(run.writer, config.write.window_s)
+        _ = rows | "ArchiveRows" >> ArchiveRows(run.writer, config.write.window_s, run.end)
 
 
 def allowed_prefixes(config: Config) -> Sequence[str]:

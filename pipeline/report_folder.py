@@ -16,8 +16,8 @@ from typing import Any
 
 from pipeline.config.paths import local_path
 from pipeline.errors import CommandParser, InputError, run_command
-from pipeline.launch.folder_report import page_of_folder
 from pipeline.log_lines import say
+from pipeline.outcome.folder_report import page_of_folder
 from pipeline.results.layout import REPORT, RUNS, SUMMARY, check_reports, results_folder
 from pipeline.results.wanted import add_row_flags, wanted_rows
 from pipeline.storage.files import read_checked, write_file

@@ -66,17 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     monitoring = _monitoring(argv)
 
     def work() -> int:
-        return run_command(
-            lambda: _run(argv, started_at),
-            "the job failed",
-            "stopped; rows that were written stay, and the same command does the rest",
-        )
+        watches = any(flag.startswith("--attach") for flag in argv)
+        return run_command(lambda: _run(argv, started_at), "the job failed", "left; the run goes on" if watches else _STOPPED)
 
     with log_lines(log_format=monitoring.log_format, log_level=monitoring.log_level, stamped=True) as log:
         if not (monitoring.notify or monitoring.metrics_file) or {"--dry-run", "--dry_run"} & {*argv}:
             return work()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the import takes seconds, and nobody can be notified yet
-        notify = importlib.import_module("pipeline.launch.notify")
+        notify = importlib.import_module("pipeline.monitoring.notify")
         return int(notify.notifying(monitoring, log, work))
 
 
@@ -95,6 +92,8 @@ def _run(argv: Sequence[str], started_at: float) -> int:
         print(_versions() if flags.version else make_parser(every=True).format_help())
         return DONE
     config = load_config(flags.config, _overrides(flags))
+    if flags.attach:
+        return _attach(flags.attach, config, beam_flags)
     check_applies(config)
     if argv[:1] and not argv[0].startswith("-"):
         raise ConfigError(f"unexpected argument {argv[0]!r}: expected flags; --input {shlex.quote(argv[0])} names images")
@@ -106,7 +105,15 @@ def _run(argv: Sequence[str], started_at: float) -> int:
     )
     job = launch.prepare(config, beam_flags, command, started_at)
     check_model_is_named(config.model, config.detect)
-    return int(launch.show_plan(job) if flags.dry_run else launch.run(job))
+    return int(launch.show_plan(job) if flags.dry_run else launch.run(job, wait=flags.wait))
+
+
+def _attach(run: str, config: Config, beam_flags: Sequence[str]) -> int:
+    if beam_flags:
+        raise ConfigError(f"unknown flag {beam_flags[0]}; --attach takes --output or --archive, and how to show the run")
+    if not (config.stream.archive or config.output.strip()):
+        raise ConfigError("no output: expected --output, or --archive of a stream, with the folder of the run's results")
+    return int(importlib.import_module("pipeline.launch.execute").attach(run, config))
 
 
 def _check_is_complete(config: Config) -> None:
@@ -163,6 +170,18 @@ def make_parser(*, every: bool = False) -> argparse.ArgumentParser:
         "--dry_run",  # Beam accepts it and ignores it
         action="store_true",
         help="load the model, list the input, print the plan and what looks wrong, write nothing",
+    )
+    parser.add_argument(
+        "--wait",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="watch the job until it ends; --no-wait returns once it is submitted, where workers do without this process",
+    )
+    parser.add_argument(
+        "--attach",
+        default="",
+        metavar="RUN",
+        help="show a submitted run, of this --output or --archive, and end with its exit code",
     )
     parser.add_argument("--help-all", action="store_true", help="show every flag, by its section of the config")
     parser.add_argument("--version", action="store_true", help="show the versions of this program, Beam, TensorFlow and Python")

@@ -18,6 +18,8 @@ from google.cloud.dataflow_v1beta3 import Job, JobState
 from pipeline.storage.files import read_file
 from tests.emulators import answering
 
+BATCH, STREAMING = "configs/batch_gcs_dataflow_gpu.yaml", "configs/streaming_pubsub_dataflow_gpu.yaml"
+CLOUD = ["--project=test-project", "--region=europe-west1", "--no_auth"]
 # https://cloud.google.com/dataflow/docs/resources/locations
 _REGIONS = re.compile(
     r"africa-south1|asia-(east[12]|northeast[123]|south[12]|southeast[12])|australia-southeast[12]|europe-(central2|north[12]|"

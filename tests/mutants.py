@@ -144,7 +144,7 @@ MUTANTS = {
         "tests/test_secrets.py::test_nothing_that_leaves_a_job_has_a_secret",
     ),
     "counts skipped images among those that were tried": Mutant(
-        "pipeline/launch/finalize.py",
+        "pipeline/outcome/conclude.py",
         "for failed, of_images in stats.dead_shares[: 1 if is_replay else 2]:",
         "for failed, of_images in stats.dead_shares[1:]:",
         "tests/launch/test_batch_job.py::test_too_many_dead_letters_are_a_failure_whose_rows_and_reports_are_there",

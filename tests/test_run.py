@@ -62,6 +62,7 @@ def test_the_help_is_one_screen_of_what_people_use_and_all_on_request(capsys, mo
     assert all(" ".join(each.help.split()) in " ".join(every.split()) for each in flags.values())
     assert len(few.splitlines()) <= 48
     of_program = {"--config", "--dry-run", "--dry", "--help", "--help-all", "--verbose", "--version", "--region", "--log-level"}
+    of_program |= {"--wait", "--no-wait", "--attach"}
     assert set(re.findall(r"(?<!\S)(--[a-z-]+)", few)) <= {*flags} | of_program
 
 

@@ -194,7 +194,7 @@ def test_nothing_that_leaves_a_job_has_a_secret(server, tmp_path, bright_model):
     common = ["--config", tmp_path / "job.yaml", *FLAGS, "--model", bright_model, "--max-dead-share", "1", "--log-format", "json"]
     named, log = f"{server}/in/named.png?token=hunter2", tmp_path / "log"
     killed = [*common, "--input", named, "--output", tmp_path / "killed"]
-    assert run_forked(killed, log, Moment("pipeline.launch.batch:read_stats")) == KILLED
+    assert run_forked(killed, log, Moment("pipeline.outcome.conclude:summarise")) == KILLED
     left = written_in(tmp_path / "killed")
     assert left and {name for name, text in left.items() if "hunter2" in text} == set()
     command = [*common, "--input", tmp_path / "list.jsonl", named, "--output", tmp_path / "out", "--verbose"]

@@ -12,6 +12,8 @@ from apache_beam.typehints import typehints
 
 from pipeline import graph
 from pipeline.config import load_config
+from pipeline.results.run import Run
+from pipeline.stats.worker_reports import WorkerContext
 from pipeline.stream.run import RunSettings
 
 GOLDEN = Path(__file__).parent / "golden" / "streaming_steps.txt"
@@ -25,7 +27,8 @@ def build(in_process: bool, native_source: bool = False) -> beam.Pipeline:
     places = {"input": ["projects/test-project/subscriptions/images"], "output": "projects/test-project/topics/detections"}
     config = load_config(["configs/streaming_pubsub_direct.yaml"], {**places, "stream.archive": "out", "model.path": "digits"})
     pipeline = beam.Pipeline(runner=FnApiRunner())
-    run = RunSettings("job", config, in_process=in_process, results="out")
+    context = None if in_process else WorkerContext(Run("out", "job"), list)
+    run = RunSettings("job", config, results="out", worker_context=context)
     graph.build_streaming(pipeline, config, run, native_source=native_source)
     return pipeline
 

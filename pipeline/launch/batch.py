@@ -1,16 +1,16 @@
-"""Launches a batch job: checks input and output, loads the model, runs the graph, then writes the reports."""
+"""Launches a batch job: checks input and output, takes the lock of its command, and runs the graph."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Any
 
 import numpy as np
 from apache_beam.io.filesystems import FileSystems
@@ -18,20 +18,19 @@ from apache_beam.io.filesystems import FileSystems
 from pipeline import graph
 from pipeline.config import Config
 from pipeline.detect.detector import Detector
-from pipeline.detect.load_detector import detector_in_use
 from pipeline.errors import DEAD, DONE, BusyError, InputError
 from pipeline.launch.dry_run import Planned, first_images, model_lines, tried
-from pipeline.launch.finalize import JobReport, clean_up, names_of_files, stopped_by_signals, submitting
+from pipeline.launch.execute import execute, place_of
+from pipeline.launch.finalize import stopped_by_signals
 from pipeline.launch.loading import detector_loading, is_elsewhere, load_detector, model_known, tried_here
-from pipeline.launch.options import CANARY_SECONDS, Job, checked_job
+from pipeline.launch.options import Job, checked_job
 from pipeline.launch.other_version import tell_of_other_version
-from pipeline.log_lines import bind_run_id, console, plural, say
-from pipeline.monitoring.monitor import monitored
+from pipeline.log_lines import bind_run_id, console, say
+from pipeline.outcome.conclude import Conclusion, names_of_files
 from pipeline.read.done_rows import NEW, DoneRows
 from pipeline.read.list_images import check_inputs, folders_in_manifests, folders_of, list_images
 from pipeline.read.manifests import is_manifest
 from pipeline.read.names import is_container
-from pipeline.read.read_images import ReadImages
 from pipeline.records import DeadLetter, ImageRef, row_bytes
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import check_output, check_reports, check_results
@@ -39,13 +38,8 @@ from pipeline.results.lock import locked, since
 from pipeline.results.reader import ResultsFolder, undisturbed
 from pipeline.results.run import Run
 from pipeline.results.wanted import Wanted
-from pipeline.stats.job_stats import JobStats
-from pipeline.stats.summary import RunFacts
-from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.listing import MAX_PARALLEL, location_of
 from pipeline.storage.stores import LISTED
-from pipeline.write.exports import export
-from pipeline.write.write_shards import WriteShards, read_stats
 
 _AT_ONCE = 10_000  # images of a listing
 _BUSY_SECONDS = 3600.0  # longest wait for another run of this command
@@ -122,8 +116,8 @@ def _planned(found: Iterable[ImageRef | DeadLetter], done: DoneRows | None) -> P
     return planned
 
 
-def run(job: Job) -> int:
-    """Runs the job; returns the exit code."""
+def run(job: Job, *, wait: bool = True) -> int:
+    """Runs the job, and waits for its end if it is to; returns the exit code."""
     config, this_run = job.config, Run.new(job.config.output)
     bind_run_id(this_run.name)
     with stopped_by_signals(config.output):
@@ -132,7 +126,7 @@ def run(job: Job) -> int:
         wait_s = _BUSY_SECONDS if config.when_busy == "wait" else 0.0
         try:
             with locked(config.output, _lock_of(job, model), wait_s=wait_s, what=f"run {this_run.name}"):
-                return _run_to_end(job, this_run, model)
+                return _run_to_end(job, this_run, model, wait=wait)
         except BusyError as busy:
             if config.when_busy != "skip":
                 raise BusyError(f"{busy}{'' if config.when_busy == 'wait' else '; --when-busy wait waits for it'}") from busy
@@ -179,75 +173,21 @@ def _lock_of(job: Job, model: tuple[str, str]) -> str:
     return hashlib.blake2b(row_bytes(work), digest_size=8).hexdigest()
 
 
-def _run_to_end(job: Job, run: Run, model: tuple[str, str]) -> int:
-    config, version = job.config, RowVersion.of(job.config.as_dict(), model)
+def _run_to_end(job: Job, run: Run, model: tuple[str, str], *, wait: bool) -> int:
+    config, version, place = job.config, RowVersion.of(job.config.as_dict(), model), place_of(job, run)
     done = _done(config, version, run.name)
-    workers = None if job.in_process else graph.worker_context(config, run)
-    source, sink = graph.source_of(config, done, workers), graph.sink_of(config, run, version, workers)
+    source, sink = graph.source_of(config, done, place.context), graph.sink_of(config, run, version, place.context)
     check_output(config.output)  # again: the lock may have taken an hour
     check_reports(config.output)
     if done and version.model and not config.retry_dead:
         tell_of_other_version(config, done)
     # Where rows count as done, perhaps no image is new, and so the first new one loads the model.
     lazily = done is not None and (not job.in_process or done.total > 0)
-    with run.opened(outlives=not job.in_process):
-        facts, of_model = _run_graph(job, run, source, sink, lazily=lazily)
-        stats = read_stats(run)
-        stats.take_model(of_model)
-        facts = facts if job.in_process else facts.elsewhere(stats.began)
-        if not (stats.named or config.allow_empty):
-            raise _nothing(config)
-        code = JobReport(run, config.write, config.max_dead_share).finish(stats, facts)
-        _export(config, model, stats)
-    clean_up(config.output)
-    return code
-
-
-def _export(config: Config, model: tuple[str, str], stats: JobStats) -> None:
-    """Exports what counts as done for this job, whichever run has made it."""
-    if not config.write.export:
-        return
-    name, version = model
-    version = version if {*stats.versions} <= {version} else ""  # of a job that changed its version
-    wanted = Wanted(model=name, version=version, settings=RowVersion.of(config.as_dict()).settings)
-    done = export(config.output, config.write.export, wanted)
-    say(f"  {note}" for note in done.notes)
-    say([f"exported {plural(done.rows, 'row')}: {', '.join(done.files)}"])
-
-
-def _run_graph(job: Job, run: Run, source: ReadImages, sink: WriteShards, *, lazily: bool) -> tuple[RunFacts, JobStats]:
-    """Runs the graph to its end, when all rows are durable; also returns the facts of its model."""
-    config, launched_at, reports = job.config, time.time(), WorkerReports(run)
-    with (
-        monitored(config, None if job.in_process else reports.now),  # first, since loading a model discards standard error
-        detector_loading(config) if job.in_process and not lazily else contextlib.nullcontext() as loading,
-        job.runner.served(job.options),
-        reports.naming_failures(),
-    ):
-        pipeline = job.pipeline()
-        graph.build(pipeline, config, source, sink, lazily=lazily)
-        _run_and_wait(job, pipeline)
-        # else the first new image has loaded it, if there was one and it was detected here
-        in_use = detector_in_use(graph.detector_spec(config))
-        detector = loading.result() if loading else in_use
-    of_model = (detector or reports).model_stats(CANARY_SECONDS)
-    return job.done(detector.ready_at if detector else launched_at), of_model
-
-
-def _run_and_wait(job: Job, pipeline: Any) -> None:
-    """Runs the job to its end; if the launcher is stopped, cancels a job that runs elsewhere, or is being submitted."""
-    if job.runner.in_process:
-        job.runner.wait(pipeline.run())
-        return
-    running: Any = None
-    try:
-        with submitting(job.runner.name):
-            running = pipeline.run()
-        job.runner.wait(running)
-    except KeyboardInterrupt:
-        if running:
-            running.cancel()
-        raise
+    end = Conclusion(run, place.facts, model)
+    loading = functools.partial(detector_loading, config) if job.in_process and not lazily else contextlib.nullcontext
+    return execute(
+        place, end, lambda empty: graph.build(empty, config, source, sink, end, lazily=lazily), loading=loading, wait=wait
+    )
 
 
 def _nothing(config: Config) -> InputError:

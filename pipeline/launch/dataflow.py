@@ -1,14 +1,15 @@
-"""Dataflow: the job that `--update` names, where a stream is staged, and the end of a job."""
+"""Dataflow: the job that `--update` names, templates, where a stream is staged, and the end of a job."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import posixpath
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from apache_beam.options.pipeline_options import GoogleCloudOptions, WorkerOptions
+from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions, WorkerOptions
 from apache_beam.runners.runner import PipelineState
 
 from pipeline import beam_internals
@@ -18,10 +19,11 @@ from pipeline.storage.cloud import google_error
 from pipeline.storage.store import kind_of_error
 
 _LOOK_SECONDS = 5.0
+_FLEX = "FLEX_TEMPLATE_PYTHON_PY_FILE"  # https://cloud.google.com/dataflow/docs/guides/templates/configuring-flex-templates
 
 
 def check(options: Any) -> None:
-    """Checks that `--update` names a running job, since Beam would look for it without end, and that the job is no template.
+    """Checks that `--update` names a running job, since Beam would look for it without end, and that a template is used once.
 
     Raises:
       RunnerError: One of these does not hold, or the workers' image has other versions than this process.
@@ -31,8 +33,11 @@ def check(options: Any) -> None:
     image = options.view_as(WorkerOptions).sdk_container_image
     if image and (found := of_image(image)) and not found.fits(here()):
         raise RunnerError(f"sdk_container_image {image}: has {found}, expected those of the launcher: {here()}; build it anew")
-    if cloud.template_location:
-        raise RunnerError("template_location: a job needs its launcher, which locks and reports; leave the flag out")
+    if cloud.template_location and _FLEX not in os.environ:
+        raise RunnerError(
+            "template_location: a classic template would start the same run each time; use a Flex Template, whose launcher runs "
+            f"in a container with {_FLEX}, or leave the flag out"
+        )
     if not cloud.update:
         return
     try:
@@ -62,6 +67,19 @@ def check_stream(options: Any) -> None:
     if not cloud.staging_location:
         bucket, _, folder = cloud.temp_location.removeprefix("gs://").rstrip("/").partition("/")
         cloud.staging_location = f"gs://{posixpath.join(bucket, posixpath.dirname(folder), 'staging')}"
+
+
+def job_of(running: Any, options: Any) -> tuple[str, str]:
+    """Where a job runs, as flags, and its id there; empty for a template, of which the service makes a job."""
+    cloud = options.view_as(GoogleCloudOptions)
+    place = {"project": cloud.project, "region": cloud.region, "dataflow_endpoint": cloud.dataflow_endpoint}
+    flags = [*(f"--{name}={value}" for name, value in place.items()), *(["--no_auth"] if cloud.no_auth else [])]
+    return (" ".join(flags), str(running.job_id())) if running.has_job else ("", "")
+
+
+def attached(place: str, job: str, *, streams: bool) -> Any:
+    """A job that another process has submitted."""
+    return beam_internals.dataflow_job(PipelineOptions(place.split()), job)
 
 
 def wait(running: Any) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import http
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import requests
 from apache_beam.options.pipeline_options import FlinkRunnerOptions, GoogleCloudOptions, PipelineOptions, StandardOptions
 from apache_beam.runners.portability import flink_runner
 
-from pipeline.errors import ConfigError, RunnerError
+from pipeline.errors import ConfigError, GoesOnError, RunnerError
 from pipeline.log_lines import console
 
 _LOOK_SECONDS = 0.25
@@ -120,52 +121,62 @@ class FlinkJob:
       master: `host:port` of Flink's REST API.
       name: The job's name; the job is the first of this name that was not there before.
       streams: Whether it is a stream, which goes on from a checkpoint.
+      job: Its id; empty: Flink does not have it yet.
 
     Attributes:
-      submitted: Beam's result.
+      submitted: Beam's result, in the process that submitted it.
+      master: As given.
 
     Raises:
       OSError: Flink cannot be reached.
     """
 
-    def __init__(self, master: str, name: str, *, streams: bool = False):
+    def __init__(self, master: str, name: str, *, streams: bool = False, job: str = ""):
         self.submitted: Any = None
+        self.master = master
         self._streams = streams
         self._url = f"http://{master}"
         self._name = name
         self._stop = threading.Event()
-        self._job = self._restarted = ""
-        self._before = self._jobs()
+        self._job, self._restarted = job, ""
+        self._before = frozenset[str]() if job else self._jobs()
 
     def stop(self) -> None:
         """Asks `wait_until_finish` to stop the job with a savepoint; safe in a signal's handler."""
         self._stop.set()
 
     def cancel(self) -> None:
-        """Ends the job, once Flink has it.
+        """Ends the job, once Flink has it; raises as `job_id` does."""
+        self._once_found(lambda: self._ask("", method="PATCH"))
+
+    def job_id(self) -> str:
+        """The job's id, once Flink has it.
 
         Raises:
           RunnerError: Flink has no such job.
-          RuntimeError: Flink is out of reach; the job may go on.
+          GoesOnError: Flink is out of reach.
         """
+        return str(self._once_found(lambda: self._job))
+
+    def _once_found(self, act: Callable[[], Any]) -> Any:
         started = heard = time.monotonic()
         while True:
             try:
                 if self._found():
-                    self._ask("", method="PATCH")
-                    return
+                    return act()
                 heard = time.monotonic()
                 self._missing(heard - started)
             except OSError as err:
                 if time.monotonic() - heard > _UNREACHABLE_SECONDS:
-                    raise RuntimeError(f"Flink is out of reach, and job {self._name} may go on: {err}; cancel it there") from err
+                    raise GoesOnError(f"Flink is out of reach, and job {self._name} may go on: {err}; cancel it there") from err
             time.sleep(_LOOK_SECONDS)
 
     def wait_until_finish(self) -> None:
         """Waits for the job's end, and stops it where it was told to; without drain, which would close windows early.
 
         Raises:
-          RuntimeError: It failed or was cancelled, Flink is out of reach or has lost it, or makes no savepoint.
+          RuntimeError: It failed or was cancelled, or Flink has lost it.
+          GoesOnError: Flink is out of reach, or makes no savepoint.
           RunnerError: Flink has no such job.
         """
         state, request = "", ""
@@ -183,7 +194,7 @@ class FlinkJob:
                     self._restarts(self._why_failed(), begins=heard < started + _BEGIN_SECONDS)
             except OSError as err:
                 if time.monotonic() - heard > _UNREACHABLE_SECONDS:
-                    raise RuntimeError(f"Flink is out of reach: {err}; {self._how_to_go_on()}") from err
+                    raise GoesOnError(f"Flink is out of reach: {err}; {self._how_to_go_on()}") from err
         if state != "FINISHED":
             why = self._why_failed() if state == "FAILED" else f"job {self._job} was cancelled"
             raise RuntimeError(f"{why}; {self._how_to_go_on()}")
@@ -229,14 +240,14 @@ class FlinkJob:
         """Whether the savepoint of a request is there, whose place is then printed.
 
         Raises:
-          RuntimeError: There will be none.
+          GoesOnError: There will be none.
         """
         found = self._ask(f"/savepoints/{request}")
         if found["status"]["id"] != "COMPLETED":
             return False
         if "failure-cause" in found["operation"]:
             why = _reason(found["operation"]["failure-cause"]["stack-trace"])
-            raise RuntimeError(f"the job goes on, since Flink made no savepoint: {why}")
+            raise GoesOnError(f"the job goes on, since Flink made no savepoint: {why}")
         place = found["operation"]["location"]
         console.info("stopped with a savepoint; --resume %s goes on from there", place)
         return True
@@ -258,6 +269,16 @@ class FlinkJob:
     def _how_to_go_on(self) -> str:
         latest = f"<state.checkpoints.dir>/{self._job}/chk-<latest>"
         return f"--resume {latest} goes on from there" if self._streams else "the same command does the rest"
+
+
+def job_of(running: Any, _options: Any) -> tuple[str, str]:
+    """Where a job runs, and its id there, given what was submitted; empty without Flink's REST API."""
+    return (running.master, running.job_id()) if isinstance(running, FlinkJob) else ("", "")
+
+
+def attached(master: str, job: str, *, streams: bool) -> FlinkJob:
+    """A job that another process has submitted."""
+    return FlinkJob(master, job, streams=streams, job=job)
 
 
 def _reason(text: str) -> str:

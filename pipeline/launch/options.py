@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import os
 import socket
-import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -23,8 +22,16 @@ from pipeline.stats.summary import RunFacts
 
 _JOB_SERVER_TIMEOUT = ("--job_server_timeout", "--job-server-timeout")
 _MODELS = "/models/"  # in the image of workers
-_FLAGS = ("--config", "--dry-run", "--verbose", "--version", "--help", "--help-all")  # besides those of settings
-CANARY_SECONDS = 5.0  # a job's end waits this long for the canary's images in flight
+_FLAGS = (
+    "--config",
+    "--dry-run",
+    "--no-wait",
+    "--attach",
+    "--verbose",
+    "--version",
+    "--help",
+    "--help-all",
+)  # besides those of settings
 _YEARS_SECONDS = 10 * 365 * 86_400  # Beam ends a portable job after this time, 300 s by default, against its documentation
 
 
@@ -63,10 +70,9 @@ class Job:
             found = str(err).removeprefix("Pipeline has validations errors:")
             raise RunnerError(f"runner {self.runner.name}: {' '.join(found.split())}") from err
 
-    def done(self, ready_at: float) -> RunFacts:
-        """The facts of this job, which ends now."""
-        times = (self.started_at, max(self.started_at, ready_at), time.time())  # an earlier job may have loaded the model
-        return RunFacts(*times, self.command, self.settings)
+    def facts(self, launched_at: float) -> RunFacts:
+        """The facts of this job, whose graph runs from now on."""
+        return RunFacts(self.started_at, launched_at, 0.0, self.command, self.settings)
 
 
 def checked_job(config: Config, beam_flags: Sequence[str], command: str, started_at: float) -> Job:

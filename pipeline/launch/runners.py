@@ -28,8 +28,16 @@ from pipeline.launch import dataflow, flink, in_memory, prism
 
 
 def _nothing(*_: Any) -> str:
-    """The default of each function of the table: there is nothing to do or to name."""
+    """The default of most functions of the table: there is nothing to do or to name."""
     return ""
+
+
+def _unknown(_running: Any, _options: Any) -> tuple[str, str]:
+    return "", ""
+
+
+def _not_found(_place: str, _job: str, *, streams: bool) -> None:
+    return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +57,9 @@ class Runner:
       stream_experiments: More of them, for streams.
       beam_name: The runner's name in Beam, or the full name of its class.
       wait: Waits for the end of a job, given Beam's result; raises if the job failed.
+      job_of: Where a submitted job runs, and its id there, given Beam's result and options; empty: only its launcher knows.
+      attached: What `wait` and `end_stream` take, for a job that another process has submitted, given the two of `job_of`; None
+        if there is none.
       end_stream: Makes a stream finish its work in flight, given Beam's result; for steps in other processes.
       finalizes_early: Whether a checkpoint also finalizes bundles that ended after it began, so that only the next checkpoint
         is sure to hold them.
@@ -70,6 +81,8 @@ class Runner:
     stream_experiments: tuple[str, ...] = ()
     beam_name: str = ""
     wait: Callable[[Any], object] = operator.methodcaller("wait_until_finish")
+    job_of: Callable[[Any, Any], tuple[str, str]] = _unknown
+    attached: Callable[..., Any] = _not_found
     end_stream: Callable[[Any], object] = _nothing
     finalizes_early: bool = False
     takes: tuple[type[PipelineOptions], ...] = ()
@@ -120,6 +133,8 @@ RUNNERS = (
         finalizes_early=True,
         check_stream=flink.check_stream,
         end_stream=operator.methodcaller("stop"),
+        job_of=flink.job_of,
+        attached=flink.attached,
         needs=("--job_endpoint or --flink_job_server_jar",),
     ),
     Runner(
@@ -142,6 +157,8 @@ RUNNERS = (
         check_stream=dataflow.check_stream,
         wait=dataflow.wait,
         end_stream=drain_dataflow_job,
+        job_of=dataflow.job_of,
+        attached=dataflow.attached,
         has_own_machines=True,
         experiments=("no_use_multiple_sdk_containers",),  # one process a worker; by default each core loads a model of its own
     ),

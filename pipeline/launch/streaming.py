@@ -9,30 +9,29 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from apache_beam.options.pipeline_options import StandardOptions
 
 from pipeline import graph
 from pipeline.config import Config
-from pipeline.detect.detector import Detector
+from pipeline.detect.load_detector import detector_in_use
 from pipeline.errors import DONE, ConfigError, InputError
 from pipeline.launch.dry_run import model_lines
-from pipeline.launch.finalize import JobReport, clean_up, finished_by_signals, stopped_by_signals, submitting
+from pipeline.launch.execute import execute, place_of
+from pipeline.launch.finalize import stopped_by_signals
 from pipeline.launch.loading import is_elsewhere, load_detector, model_known, tried_here
-from pipeline.launch.options import CANARY_SECONDS, Job, checked_job
+from pipeline.launch.options import Job, checked_job
 from pipeline.launch.runners import RUNNERS, runner_named
-from pipeline.log_lines import bind_run_id, console, say
-from pipeline.monitoring.monitor import monitored
+from pipeline.log_lines import bind_run_id, say
+from pipeline.outcome.conclude import Conclusion
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import check_output
 from pipeline.results.run import Run
-from pipeline.stats.process import PROCESS
 from pipeline.stats.progress import in_background
-from pipeline.stats.worker_reports import WorkerReports
+from pipeline.stats.worker_reports import WorkerContext
 from pipeline.stream.check_pubsub import check_subscription, check_topic
-from pipeline.stream.run import RunSettings, opened
+from pipeline.stream.run import RunSettings, opened, run_of
 from pipeline.stream.undelivered import keep_looking
 
 _WITHOUT_ARCHIVE = "out/streaming"
@@ -81,63 +80,63 @@ def show_plan(job: Job) -> int:
     return DONE
 
 
-def run(job: Job) -> int:
-    """Runs until SIGTERM or SIGINT; returns the exit code."""
-    config, runner = job.config, job.runner
-    results = results_folder(config)
+def run(job: Job, *, wait: bool = True) -> int:
+    """Runs until SIGTERM or SIGINT, and waits for the end if it is to; returns the exit code."""
+    config, results = job.config, results_folder(job.config)
     check_output(results)
     this_run = Run.new(results)
     bind_run_id(this_run.name)
-    settings = _settings(job, this_run)
-    with stopped_by_signals(results), this_run.opened(outlives=not runner.in_process), PROCESS.counting() as counted:
-        with opened(settings) as stream, runner.served(job.options), contextlib.ExitStack() as shown:
-            reports = WorkerReports(this_run, graph.samples_kept(config), streaming=True)
-            stats = functools.partial(PROCESS.stats_of, counted) if job.in_process else reports.now
-            shown.enter_context(monitored(config, stats))
-            shown.enter_context(reports.naming_failures())
-            if config.monitoring.metrics_port is not None and "PUBSUB_EMULATOR_HOST" not in os.environ:
-                shown.enter_context(in_background("undelivered", functools.partial(keep_looking, config.input[0])))
-            model = load_detector(config) if job.in_process else reports
-            ready_at = time.time()
-            pipeline = job.pipeline()
-            graph.build_streaming(pipeline, config, settings, native_source=runner.native_source)
-            running = None
-
-            def end() -> None:
-                stream.threads.stop.set()
-                if isinstance(model, Detector):
-                    model.stop_waiting()
-                if running:
-                    runner.end_stream(running)
-
-            with finished_by_signals(end):
-                with submitting(job.runner.name):
-                    running = pipeline.run()
-                console.info("reading %s; %s; Ctrl-C stops", config.input[0], runner.guarantee)
-                runner.wait(running)
-        with finished_by_signals(lambda: None):  # the summary will be there in a moment
-            of_model, facts = model.model_stats(CANARY_SECONDS), job.done(ready_at)
-            if not job.in_process and not reports.at_the_end():
-                console.info("no worker has reported its figures to this launcher; the runner has them, as Beam metrics")
-                return DONE
-            ended = stats()
-            ended.take_model(of_model)
-            facts = facts if job.in_process else facts.elsewhere(ended.began)
-            code = JobReport(this_run, config.write).finish(ended, facts)
-            clean_up(results)
-            return code
+    with stopped_by_signals(results):
+        place = place_of(job, this_run)
+        end = Conclusion(this_run, place.facts)
+        settings = _settings(job, this_run, end, place.context)
+        return execute(
+            place,
+            end,
+            lambda empty: graph.build_streaming(empty, config, settings, native_source=job.runner.native_source),
+            around=functools.partial(_around, config, settings),
+            loading=functools.partial(_loaded, config) if job.in_process else contextlib.nullcontext,
+            stop=functools.partial(_end_intake, settings),
+            begun=f"reading {config.input[0]}; {job.runner.guarantee}; Ctrl-C stops",
+            wait=wait,
+        )
 
 
-def _settings(job: Job, run: Run) -> RunSettings:
+@contextlib.contextmanager
+def _around(config: Config, settings: RunSettings) -> Iterator[None]:
+    """Keeps what the steps in this process share, and asks for the messages that nobody has received."""
+    with opened(settings) if settings.in_process else contextlib.nullcontext():
+        if config.monitoring.metrics_port is None or "PUBSUB_EMULATOR_HOST" in os.environ:
+            yield
+            return
+        with in_background("undelivered", functools.partial(keep_looking, config.input[0])):
+            yield
+
+
+@contextlib.contextmanager
+def _loaded(config: Config) -> Iterator[None]:
+    load_detector(config)
+    yield
+
+
+def _end_intake(settings: RunSettings) -> None:
+    """Ends what waits in this process."""
+    if settings.in_process:
+        run_of(settings).threads.stop.set()
+        if detector := detector_in_use(graph.detector_spec(settings.config)):
+            detector.stop_waiting()
+
+
+def _settings(job: Job, run: Run, end: Conclusion, context: WorkerContext | None) -> RunSettings:
     return RunSettings(
         run.name,
         job.config,
-        in_process=job.runner.in_process,
-        results=results_folder(job.config),
+        results=run.output,
         began=run.began,
         version=RowVersion.of(job.config.as_dict(), model_known(job)),
         finalizes_early=job.runner.finalizes_early,
-        worker_context=None if job.runner.in_process else graph.worker_context(job.config, run),
+        worker_context=context,
+        end=end,
     )
 
 

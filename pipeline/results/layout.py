@@ -3,7 +3,8 @@
     detections/20261121T020000Z-<run>-<hash>.parquet      rows of detected images (see `shards`)
     dead_letters/20261121T020000Z-<run>-<hash>.parquet    rows of images and messages that failed
     containers/20261121T020000Z-<run>-<uuid>.contents     what archives, videos and TFRecord files hold (see `contents`)
-    runs/<run>/                                           reports of a run: summary.json, report.html, samples/
+    runs/<run>/                                           reports of a run: summary.json, report.html, samples/, outcome.json;
+                                                          job.json, by which a run elsewhere is found
     summary.json  samples/                                copies of the newest run's
     report.html                                           the page of all current rows, with the newest run
     exports/                                              rows in other formats (see `detect-objects export`)
@@ -49,13 +50,14 @@ from pipeline.storage.waiting import waiting_for
 
 DETECTIONS, DEAD_LETTERS = "detections", "dead_letters"
 SUMMARY, REPORT, SAMPLES = "summary.json", "report.html", "samples"
+OUTCOME, JOB = "outcome.json", "job.json"
 RUNS, EXPORTS, CONTENTS = "runs", "exports", "containers"
 MADE_BY = b"made by detect-objects"  # marks pages and pictures of this program
 
 # 0.1.0 wrote each shard as JSON Lines, too, which nobody reads
 ROWS = re.compile(r"(detections|dead_letters)/(\d{8}T\d{6}Z)-([\w-]+)-[0-9a-f]{32}\.(parquet|jsonl)")
 _OTHERS = re.compile(
-    r"(runs/[\w-]+/)?(summary\.json|report\.html|samples/\d{3,}-[\w.-]*\.jpg)|exports/.*"
+    r"(runs/[\w-]+/)?(summary\.json|report\.html|samples/\d{3,}-[\w.-]*\.jpg)|runs/[\w-]+/(outcome|job)\.json|exports/.*"
     r"|containers/\d{8}T\d{6}Z-[\w-]+-[0-9a-f]{32}\.contents"
     r"|((detections|dead_letters|containers|samples|runs/[^/]+(/samples)?)/)?\.staging-[^/]+(/.*)?|\.lock-[\w-]+"
     r"|(detections|dead_letters)/\.damaged-[\w-]+",

@@ -3,6 +3,7 @@
 - On a local disk the holder keeps a file locked (flock). The system releases it when the process ends, however it ends.
 - On object storage the holder writes one object, only over the generation that it knows, and again every half minute. After five
   minutes without a heartbeat, by the store's clock, the next one takes the lock.
+- A lock that names a run whose job goes on without its launcher is held as long as that run is alive (`Run.goes_on`).
 
 The correctness of rows never depends on a lock: rows are only ever added, so a process that lost its lock can only repeat work.
 """
@@ -27,6 +28,7 @@ from collections.abc import Iterator
 from pipeline.errors import BusyError
 from pipeline.failures import ImageError
 from pipeline.log_lines import console
+from pipeline.results.run import Run
 from pipeline.storage.files import delete_files, delete_generations, make_folder
 from pipeline.storage.store import ChangedError, FoundFile, retried
 from pipeline.storage.stores import store_of
@@ -40,6 +42,7 @@ _SHOWN = 300  # characters of a holder
 _WRITE_SECONDS = 20.0  # for which one write is tried again
 _BEAT = b"\0"  # separates the holder from what makes each heartbeat another content
 _MOST_BYTES = 1e6  # of a lock; somebody else may have put anything there
+_RUN = re.compile(rb"run ([0-9a-f]+),")  # how the holder of a command's lock begins
 _log = logging.getLogger(__name__)
 
 
@@ -110,20 +113,35 @@ def _take_file(path: str, holder: bytes, held: contextlib.ExitStack) -> bytes | 
             _log.warning("%s: this disk has no locks (%s); equal commands at once would do the work twice", path, err)
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file), os.stat(path)):
+                if _goes_on(path, left := os.pread(file, _SHOWN, 0)):
+                    os.close(file)
+                    return left
                 os.ftruncate(file, 0)
                 os.pwrite(file, holder, 0)
                 held.callback(os.close, file)
-                held.callback(delete_files, [path])  # while it is locked, so that nobody locks a removed one
+                held.callback(_delete_file, path, holder)  # while it is locked, so that nobody locks a removed one
                 return None
         os.close(file)  # its holder has removed it meanwhile
+
+
+def _goes_on(path: str, holder: bytes) -> bool:
+    """Whether a lock's holder is a run that is alive without its launcher."""
+    found = _RUN.match(holder)
+    return found is not None and Run(os.path.dirname(path), found[1].decode()).goes_on()
+
+
+def _delete_file(path: str, holder: bytes) -> None:
+    if not _goes_on(path, holder):
+        delete_files([path])
 
 
 def _take_object(path: str, holder: bytes, held: contextlib.ExitStack) -> bytes | None:
     """Takes a lock on object storage until `held` ends, or returns what its holder wrote."""
     try:
         age_s, before = retried(store_of(path).age)(path)
-        if age_s <= _EXPIRES_SECONDS:
-            return _content(path)[0].partition(_BEAT)[0]
+        other = _content(path)[0].partition(_BEAT)[0]
+        if age_s <= _EXPIRES_SECONDS or _goes_on(path, other):
+            return other
     except FileNotFoundError:
         before = ""
     if not (generation := _write_object(path, holder, before)):
@@ -173,4 +191,5 @@ def _beating(path: str, holder: bytes, generation: str, beat_s: float) -> Iterat
         end.set()
         beats.join()
         with contextlib.suppress(Exception):
-            delete_generations({path: generation})
+            if not _goes_on(path, holder):
+                delete_generations({path: generation})

@@ -1,7 +1,9 @@
 """A run: one execution of a job, with its name, its folder of unfinished files, and its reports.
 
-.staging-<run>/     unfinished files, which no reader looks at; it goes when the run ends
-runs/<run>/         summary.json, report.html, samples/: a run that has a summary is complete
+.staging-<run>/     unfinished files, which no reader looks at, and what its workers report; it goes when the run ends
+runs/<run>/         summary.json, report.html, samples/, and outcome.json: a run that has an outcome has ended
+
+A job that outlives its launcher is alive as long as its workers report: each does so every 20 seconds, also if nothing changes.
 """
 
 from __future__ import annotations
@@ -16,13 +18,18 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pipeline.results.layout import RUNS
-from pipeline.storage.files import UNFINISHED, delete_files, exists, is_own_file, write_file
+from pipeline.results.layout import OUTCOME, RUNS
+from pipeline.storage.files import UNFINISHED, delete_files, exists, is_own_file, write_files
 from pipeline.storage.listing import files_of
 from pipeline.storage.store import retried
 from pipeline.storage.stores import store_of
 
 _OPEN = "open"  # the file that launcher and workers know the run's folder by
+_SUBMITTED = "submitted"  # the file of a job that goes on without its launcher
+FIGURES = "figures"  # the folder of workers' reports, each of which is a heartbeat
+BEAT_SECONDS = 20.0  # between two of a worker's heartbeats
+_LOST_SECONDS = 120.0  # without a heartbeat, a run has ended
+_STARTS_SECONDS = 1800.0  # so long may a job wait for machines, which load images and models, before the first heartbeat
 ABANDONED_SECONDS = 86_400.0
 
 
@@ -58,24 +65,39 @@ class Run(NamedTuple):
         """Whether the run has not ended, as its workers see it."""
         return exists(f"{self.folder}/{_OPEN}")
 
-    @contextlib.contextmanager
-    def opened(self, *, outlives: bool = False) -> Iterator[None]:
-        """Makes the run's folder, and removes it at the end.
+    def has_outcome(self) -> bool:
+        """Whether the run has ended, and how is known."""
+        return exists(f"{self.reports}/{OUTCOME}")
+
+    def open(self, *, outlives: bool = False) -> None:
+        """Makes the run's folder.
 
         Args:
-          outlives: Whether the job may go on where its launcher fails: its workers need the folder, which goes a day later.
+          outlives: Whether the job goes on without its launcher, so that its heartbeats count.
         """
-        write_file(f"{self.folder}/{_OPEN}", b"")
+        write_files({f"{self.folder}/{name}": b"" for name in (_OPEN, *([_SUBMITTED] if outlives else []))})
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Makes the run's folder, and removes it at the end."""
+        self.open()
         try:
             yield
-        except BaseException:
-            if not outlives:
-                self._remove_if_possible()
-            raise
-        self._remove_if_possible()
+        finally:
+            self.remove_if_possible()
 
-    def _remove_if_possible(self) -> None:
-        with contextlib.suppress(Exception):  # the folder is removed once it is abandoned
+    def goes_on(self) -> bool:
+        """Whether the run, whose launcher may have gone, is alive by the heartbeats of its workers, or may still start."""
+        with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
+            started_s = _age(f"{self.folder}/{_SUBMITTED}")
+            beats = [file.path for file in files_of(f"{self.folder}/{FIGURES}")]
+            is_alive = any(_age(beat) < _LOST_SECONDS for beat in beats) if beats else started_s < _STARTS_SECONDS
+            return is_alive and not self.has_outcome()
+        return False
+
+    def remove_if_possible(self) -> None:
+        """Removes the run's folder, which else goes once it is abandoned."""
+        with contextlib.suppress(Exception):
             self.remove()
 
     def remove(self) -> None:
@@ -116,6 +138,14 @@ def _below(folder: str) -> list[str]:
 def _is_abandoned(path: str) -> bool:
     """Whether a file or a local folder has not changed for a day, or is gone."""
     with contextlib.suppress(FileNotFoundError):
-        age_s = retried(store_of(path).age)(path)[0] if "://" in path else time.time() - os.lstat(path).st_mtime
-        return age_s > ABANDONED_SECONDS
+        return _age(path) > ABANDONED_SECONDS
     return True
+
+
+def _age(path: str) -> float:
+    """How many seconds ago a file was written, by the clock of its store.
+
+    Raises:
+      FileNotFoundError: It is gone.
+    """
+    return float(retried(store_of(path).age)(path)[0] if "://" in path else time.time() - os.lstat(path).st_mtime)

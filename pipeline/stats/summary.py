@@ -25,7 +25,7 @@ class RunFacts:
     Attributes:
       started_at: When the program began.
       ready_at: When the model was loaded and warm, and the work began.
-      finished_at: When the results had their final names.
+      finished_at: When the results had their final names; 0 while the job runs.
       command: The command line.
       config: All settings, nested, as `Config.as_dict` gives them.
       submitted_at: When the launcher handed the job to a runner with processes of its own. From then to `ready_at` the runner
@@ -39,14 +39,21 @@ class RunFacts:
     config: Mapping[str, Any]
     submitted_at: float = 0.0
 
-    def elsewhere(self, began: float) -> RunFacts:
-        """The facts of a job that was submitted at `ready_at`.
+    def ready(self, ready_at: float) -> RunFacts:
+        """The facts of a job whose model was ready then; an earlier job of this process may have loaded it."""
+        return dataclasses.replace(self, ready_at=max(self.started_at, ready_at))
+
+    def ended(self, began: float, finished_at: float) -> RunFacts:
+        """The facts of a job that ends.
 
         Args:
-          began: When the first detector of a worker took an image; infinite if none did.
+          began: When the first detector took an image; infinite if none did. A job elsewhere was ready then.
+          finished_at: When it ends.
         """
-        ready_at = min(max(began, self.ready_at), self.finished_at) if math.isfinite(began) else self.ready_at  # clocks differ
-        return dataclasses.replace(self, submitted_at=self.ready_at, ready_at=ready_at)
+        ready_at = self.ready_at
+        if self.submitted_at:
+            ready_at = min(max(began, ready_at), finished_at) if math.isfinite(began) else ready_at  # clocks differ
+        return dataclasses.replace(self, ready_at=ready_at, finished_at=finished_at)
 
 
 def summarise(stats: JobStats, facts: RunFacts) -> dict[str, Any]:

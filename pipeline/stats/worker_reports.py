@@ -1,4 +1,6 @@
-"""Workers: each checks what it can reach, then writes its `JobStats` into a file of the run's folder, which the launcher reads.
+"""Workers: each checks what it can reach, then writes its `JobStats` into a file of the run's folder, for whoever shows the job.
+
+Each such file is a heartbeat, too: by them the run is alive, and holds the lock of its command (`Run.goes_on`).
 
 Beam's own metrics come too late: a job server has those of a bundle when the bundle ends, and a bundle of a batch job may hold
 all images; Flink has none before the job ends. The report of a killed worker stays, so images that another worker repeats count
@@ -18,16 +20,16 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import msgspec
 
 from pipeline.codec import pack, unpack
-from pipeline.errors import DeviceFailedError, ModelError, OutputError, RunnerError, UserError
+from pipeline.errors import DeviceFailedError, GoesOnError, ModelError, OutputError, RunnerError, UserError
 from pipeline.log_lines import console
 from pipeline.results.layout import check_output
-from pipeline.results.run import Run
+from pipeline.results.run import BEAT_SECONDS, FIGURES, Run
 from pipeline.software import Software, here
 from pipeline.stats.job_stats import JobStats, merge_stats
 from pipeline.stats.process import PROCESS
@@ -35,10 +37,8 @@ from pipeline.storage.files import make_folder, read_checked, write_file
 from pipeline.storage.listing import files_of
 
 REPORT_SECONDS = 3.0
-_TOUCH_SECONDS = 3600.0  # a folder of unfinished files in which nothing changes for a day counts as abandoned
-_BEGIN_SECONDS = 900.0  # a worker that replaces a lost one much later may find that the launcher of a stream has left
 _LOST_SECONDS = 20.0  # a report of a worker that reads messages changes more often
-_REPORTS, _FAILURES = "figures", "failures"  # folders
+_FAILURES = "failures"  # a folder
 
 
 class WorkerFailure(msgspec.Struct, frozen=True):
@@ -62,14 +62,12 @@ class WorkerContext:
     Attributes:
       run: The run.
       check_model: Raises a `ModelError` if the model cannot be reached.
-      launched_at: When the launcher made its folder, seconds since the epoch.
       watch: Begins to watch the worker process, where a stuck one is ended.
       software: The launcher's versions.
     """
 
     run: Run
     check_model: Callable[[], object]
-    launched_at: float = 0.0
     watch: Callable[[], object] | None = None
     software: Software = dataclasses.field(default_factory=here)
 
@@ -106,7 +104,7 @@ class WorkerContext:
             raise RunnerError(
                 f"the launcher has {self.software}, and {worker} has {here()}: expected the same; build its image anew"
             )
-        if abs(time.time() - self.launched_at) < _BEGIN_SECONDS and not self.run.is_open():
+        if not (self.run.is_open() or self.run.has_outcome()):
             raise OutputError(
                 f"output {output}: expected a folder that launcher and workers share, such as gs://<bucket>/<folder>, but "
                 f"{worker} does not find in it what the launcher has begun"
@@ -127,7 +125,7 @@ class StatsReporter:
 
     def __init__(self, run: Run, stats: Callable[[], JobStats]):
         self._run = run
-        self._path = f"{run.folder}/{_REPORTS}/{uuid.uuid4().hex}"
+        self._path = f"{run.folder}/{FIGURES}/{uuid.uuid4().hex}"
         self._stats = stats
         self._written, self._written_at = b"", 0.0
         self._lock = threading.RLock()
@@ -135,7 +133,7 @@ class StatsReporter:
     def start(self) -> None:
         """Writes a report now, and then every few seconds; `report_all` writes the last one."""
         self.flush()
-        _started.append(self)
+        at_end.append(self.flush)
         threading.Thread(target=self._report_on, name="worker report", daemon=True).start()
 
     def flush(self) -> bool:
@@ -144,7 +142,7 @@ class StatsReporter:
             content = pack(self._stats())
             if not self._run.is_open():
                 return False
-            if content != self._written or time.monotonic() - self._written_at > _TOUCH_SECONDS:
+            if content != self._written or time.monotonic() - self._written_at > BEAT_SECONDS:
                 write_file(self._path, content, self._run.folder)
                 self._written, self._written_at = content, time.monotonic()
             return True
@@ -157,18 +155,18 @@ class StatsReporter:
                 is_open = self.flush()
 
 
-_started: list[StatsReporter] = []  # those of this process
+at_end: list[Callable[[], object]] = []  # what this process does when it ends
 
 
 def report_all() -> None:
     """Writes the last reports of this process, which ends, as `deploy/flink/worker.py` does."""
-    for reporter in _started:
+    for act in at_end:
         with contextlib.suppress(Exception):
-            reporter.flush()
+            act()
 
 
 class WorkerReports:
-    """Sums up the reports of a run's workers, for its launcher.
+    """Sums up the reports of a run's workers, for whoever shows it.
 
     Args:
       run: The run, whose folder exists.
@@ -177,12 +175,11 @@ class WorkerReports:
     """
 
     def __init__(self, run: Run, samples: int = 0, *, streaming: bool = False):
-        self._folder, self._failures = f"{run.folder}/{_REPORTS}", f"{run.folder}/{_FAILURES}"
+        self._folder, self._failures = f"{run.folder}/{FIGURES}", f"{run.folder}/{_FAILURES}"
         self._samples, self._streaming = samples, streaming
         self._looked = float("-inf")
         self._reports: list[JobStats] = []
         self._changed: dict[str, tuple[str, float]] = {}  # the generation of each report, and when it was first seen
-        self._over = False
         self._known_failures: dict[str, WorkerFailure] = {}  # by their files
         for folder in (self._folder, self._failures):
             make_folder(folder)
@@ -192,7 +189,7 @@ class WorkerReports:
 
         This looks for new reports every few seconds, however often it is called.
         """
-        if not self._over and time.monotonic() - self._looked >= REPORT_SECONDS:
+        if time.monotonic() - self._looked >= REPORT_SECONDS:
             with contextlib.suppress(Exception):  # storage may fail for a while
                 self._reports = self._look()
                 self._look_for_failures()
@@ -204,18 +201,8 @@ class WorkerReports:
         PROCESS.waiting_for = of_workers if reports else "waiting for workers"
         return self._sum(reports)
 
-    @contextlib.contextmanager
-    def naming_failures(self) -> Iterator[None]:
-        """Raises the error that a step has met, here or in a worker, in place of what its runner makes of it."""
-        PROCESS.failure = None
-        try:
-            yield
-        except Exception as err:
-            if failure := PROCESS.failure or self._failure():
-                raise failure from err
-            raise
-
-    def _failure(self) -> UserError | None:
+    def failure(self) -> UserError | None:
+        """Why a worker has ended its process; None if none has."""
         with contextlib.suppress(Exception):  # then the runner's error has to do
             self._look_for_failures()
         for failure in self._known_failures.values():
@@ -229,25 +216,6 @@ class WorkerReports:
             if failure:
                 self._known_failures[file.path] = failure
                 console.info("the worker on %s ended: %s", failure.worker, failure.message)
-
-    def model_stats(self, wait_s: float = 0.0) -> JobStats:
-        """Facts of the model in use, and figures of its canary over all workers; with `wait_s` from the last reports."""
-        stats = self.now()
-        return (self.at_the_end() if wait_s and stats.canary else None) or stats
-
-    def at_the_end(self) -> JobStats | None:
-        """The sum of the last reports, after the work has ended; None if no worker has reported.
-
-        The first call waits until no worker writes another one.
-        """
-        if not self._over:
-            before, self._reports = -1, self._look()
-            while self._reports and _counted(self._reports) != before:
-                before = _counted(self._reports)
-                time.sleep(2 * REPORT_SECONDS)  # a busy worker is late
-                self._reports = self._look()
-            self._over = True
-        return self._sum(self._reports) if self._reports else None
 
     def _sum(self, reports: list[JobStats]) -> JobStats:
         stats = merge_stats(reports, self._samples)
@@ -272,5 +240,15 @@ class WorkerReports:
 _failure_of = functools.partial(unpack, WorkerFailure)
 
 
-def _counted(reports: Iterable[JobStats]) -> int:
-    return sum(report.read + report.detected + report.failed for report in reports)
+@contextlib.contextmanager
+def naming_failures(of_workers: Callable[[], UserError | None]) -> Iterator[None]:
+    """Raises the error that a step has met, here or in a worker, in place of what its runner makes of it."""
+    PROCESS.failure = None
+    try:
+        yield
+    except GoesOnError:
+        raise
+    except Exception as err:
+        if failure := PROCESS.failure or of_workers():
+            raise failure from err
+        raise

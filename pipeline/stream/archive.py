@@ -30,6 +30,7 @@ from apache_beam.utils.timestamp import Timestamp
 from msgspec.structs import replace
 
 from pipeline.codec import RecordCoder
+from pipeline.outcome.conclude import Conclusion
 from pipeline.records import DeadLetter, DetectedImage
 from pipeline.results.compact import compact
 from pipeline.results.completion import UNKNOWN, RowVersion
@@ -198,10 +199,12 @@ class ArchiveRows(beam.PTransform):
     Args:
       writer: Writes the rows.
       window_s: Longest time from a shard's first row to its last.
+      end: What the reports of the run take, which are renewed after a shard; None: there are none.
     """
 
     writer: RowWriter
     window_s: float
+    end: Conclusion | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -212,7 +215,7 @@ class ArchiveRows(beam.PTransform):
             part | f"ByKind{n}" >> beam.Map(_with_kind).with_output_types(tuple[bytes, DetectedImage | DeadLetter])
             for n, part in enumerate(records)
         )
-        return parts | "FlattenRecords" >> beam.Flatten() | "WriteRows" >> beam.ParDo(_WriteGathered(self.writer, self.window_s))
+        return parts | "FlattenRecords" >> beam.Flatten() | "WriteRows" >> beam.ParDo(_WriteGathered(self))
 
 
 _WORKER = uuid.uuid4().bytes  # names this process; its records are gathered apart from those of others
@@ -227,8 +230,7 @@ class _WriteGathered(beam.DoFn):
     """Gathers records by key in the runner's state, and writes them; Beam's `GroupIntoBatches` has no bound of bytes.
 
     Args:
-      writer: Writes the rows.
-      window_s: Longest time from the first record of a shard to its end.
+      archive: How.
     """
 
     _RECORDS = BagStateSpec("records", RecordCoder())
@@ -237,8 +239,12 @@ class _WriteGathered(beam.DoFn):
     _OVER = TimerSpec("over", TimeDomain.REAL_TIME)
     _DRAINED = TimerSpec("drained", TimeDomain.WATERMARK)
 
-    def __init__(self, writer: RowWriter, window_s: float):
-        self._writer, self._window_s = writer, window_s
+    def __init__(self, archive: ArchiveRows):
+        self._writer, self._window_s, self._end = archive.writer, archive.window_s, archive.end
+
+    def setup(self) -> None:
+        if self._end:
+            self._end.renew_at_end()
 
     def process(  # noqa: PLR0917  Beam's parameters
         self,
@@ -287,6 +293,8 @@ class _WriteGathered(beam.DoFn):
             _compact_if_many(self._writer.run)
         for state in states:
             state.clear()
+        if self._end:
+            self._end.renew()
 
 
 _counting = threading.Lock()

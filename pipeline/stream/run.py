@@ -26,6 +26,7 @@ from collections.abc import Iterator
 import apache_beam as beam
 
 from pipeline.config import Config
+from pipeline.outcome.conclude import Conclusion
 from pipeline.records import DeadLetter, DetectedImage, ImageRef
 from pipeline.results.completion import UNKNOWN, RowVersion
 from pipeline.results.run import Run
@@ -50,27 +51,32 @@ class RunSettings:
     Attributes:
       name: Names the run: its shards, and the one `StreamRun` of each process.
       config: The job.
-      in_process: Whether all steps are in the launcher's process, which opens and closes the run. Elsewhere the first step that
-        needs the run opens it, and it ends with its process.
       results: Folder of the archive and the dead letters; empty: no files are written.
       began: When it began, in seconds since the epoch.
       version: The model and settings that make its rows.
       finalizes_early: Whether the runner finalizes bundles before a checkpoint holds them; see `pipeline.stream.delayed_acks`.
-      worker_context: What remote workers must reach before they begin.
+      worker_context: What workers elsewhere must reach before they begin. There the first step that needs the run opens it, and
+        it ends with its process. None: all steps are in the launcher's process, which opens and closes the run.
+      end: What the reports of the run take, which workers elsewhere renew.
     """
 
     name: str
     config: Config = dataclasses.field(default_factory=Config)
-    in_process: bool = True
     results: str = ""
     began: float = 0.0
     version: RowVersion = UNKNOWN
     finalizes_early: bool = False
     worker_context: WorkerContext | None = None
+    end: Conclusion | None = None
 
     def __post_init__(self) -> None:
         """Leaves out what steps do not use, and which may be secret, such as a webhook."""
         object.__setattr__(self, "config", self.config.of_steps())
+
+    @property
+    def in_process(self) -> bool:
+        """Whether all steps are in the launcher's process."""
+        return self.worker_context is None
 
     @property
     def writer(self) -> RowWriter:

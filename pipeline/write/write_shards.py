@@ -18,9 +18,7 @@ import apache_beam as beam
 import pyarrow as pa
 from apache_beam.transforms.window import GlobalWindows
 
-from pipeline.codec import pack, unpack
 from pipeline.config import WriteConfig
-from pipeline.errors import OutputError
 from pipeline.records import DeadLetter, DetectedImage
 from pipeline.results.completion import RowVersion
 from pipeline.results.rows import record_bytes, rows_by_kind
@@ -28,9 +26,7 @@ from pipeline.results.run import Run
 from pipeline.results.shards import add_rows
 from pipeline.stats.job_stats import JobStats, merge_stats
 from pipeline.stats.worker_reports import WorkerContext
-from pipeline.storage.files import read_checked, write_file
 
-_STATS = "stats"
 _MOST_BYTES = 48_000_000  # of the records that a bundle holds, estimated
 _AT_ONCE = 1000  # records
 
@@ -54,7 +50,7 @@ class WriteShards(beam.PTransform):
     """Writes results as shards.
 
     Bounded: a bundle holds 48 MB of records at most. At least once where the runner retries bundles, and then of equal rows the
-    newest counts. Leaves the statistics in the run's folder, for `read_stats`.
+    newest counts. Out: the statistics of all rows, one element.
 
     Args:
       run: The run.
@@ -73,19 +69,15 @@ class WriteShards(beam.PTransform):
     def __post_init__(self) -> None:
         super().__init__()
 
-    def expand(self, results: Results) -> beam.PCollection[None]:
+    def expand(self, results: Results) -> beam.PCollection[JobStats]:
         """Wires the writing and the statistics."""
         written = [results.detected | "WriteDetections" >> self._writing()]
         written += [dead | f"WriteDeadLetters{n}" >> self._writing() for n, dead in enumerate(results.dead)]
         stats = [results.counted, *written] | "AllStats" >> beam.Flatten()
-        merged = stats | "MergeStats" >> beam.CombineGlobally(functools.partial(merge_stats, samples=self.samples))
-        return merged | "WriteStats" >> beam.Map(self._write_stats)
+        return stats | "MergeStats" >> beam.CombineGlobally(functools.partial(merge_stats, samples=self.samples))
 
     def _writing(self) -> Any:
         return beam.ParDo(_WriteRows(dataclasses.replace(self)))
-
-    def _write_stats(self, stats: JobStats) -> None:
-        write_file(f"{self.run.folder}/{_STATS}", pack(stats))
 
 
 class _WriteRows(beam.DoFn):
@@ -134,15 +126,3 @@ class _WriteRows(beam.DoFn):
             add_rows(self._sink.run, kind, pa.concat_tables(tables))
         yield windowed(self._stats)
         self.start_bundle()
-
-
-def read_stats(run: Run) -> JobStats:
-    """The statistics that a finished job left for its summary.
-
-    Raises:
-      OutputError: They are missing.
-    """
-    stats: JobStats | None = read_checked(f"{run.folder}/{_STATS}", functools.partial(unpack, JobStats))
-    if stats is None:
-        raise OutputError(f"output {run.output}: expected {_STATS} in {run.folder}, which has the job's statistics")
-    return stats

@@ -149,8 +149,10 @@ class FlinkCluster:
         urllib.request.urlopen(urllib.request.Request(f"{self.rest}/jobs/{job}?mode=cancel", method="PATCH"), timeout=10).close()
         self._wait_until(lambda: job in self.jobs("CANCELED"), "jobmanager")
 
-    def ask(self, path: str, method: str = "GET") -> Any:
-        with urllib.request.urlopen(urllib.request.Request(self.rest + path, method=method), timeout=10) as answer:
+    def ask(self, path: str, method: str = "GET", body: Any = None) -> Any:
+        content = None if body is None else json.dumps(body).encode()
+        asked = urllib.request.Request(self.rest + path, content, {"Content-Type": "application/json"}, method=method)
+        with urllib.request.urlopen(asked, timeout=10) as answer:
             return json.load(answer)
 
     def jobs(self, state: str = "RUNNING") -> list[str]:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import reconcile
-from pipeline.config import Config, WriteConfig
+from pipeline.config import Config
 from pipeline.errors import UserError
-from pipeline.launch.finalize import JobReport
+from pipeline.outcome.conclude import Conclusion
 from pipeline.read.dead_letter_replay import DeadLetterReplay
 from pipeline.results.compact import COMPACTED, compact
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, check_output, check_reports
@@ -26,7 +26,6 @@ from pipeline.stats.summary import RunFacts
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.files import write_file
 from pipeline.stream.messages import replay_message
-from pipeline.write.write_shards import read_stats
 from tests.shard_rows import VERSION, detected, rows_in, write_rows
 
 TIME, UUID = "20261121T020000Z", "0123456789abcdef" * 2
@@ -37,7 +36,7 @@ names = st.sampled_from(
     [
         *("../outside/secret", "/etc/passwd", "..", ".", "", "a\0b", "photo.jpg", "\udc80", "summary.json"),
         *("exports/../../outside/secret", "samples/.staging-a/../../../outside/secret", "samples/001-a.jpg"),
-        *(f".staging-{RUN}/{name}" for name in ("stats", "../../outside/secret", "link/secret")),
+        *(f".staging-{RUN}/{name}" for name in ("submitted", "../../outside/secret", "link/secret")),
         "runs/../../outside/x",
     ]
 )
@@ -83,7 +82,7 @@ places = st.one_of(
     st.builds(
         "{}/{}".format,
         st.sampled_from([f".staging-{RUN}", ".staging-photos", ".staging-", "OWN"]),
-        st.sampled_from(["stats", "open", "figures/0a", f"{TIME}-{RUN}-{UUID}.parquet", "a.jpg"]),
+        st.sampled_from(["submitted", "open", "figures/0a", f"{TIME}-{RUN}-{UUID}.parquet", "a.jpg"]),
     ),
     st.sampled_from(["summary.json", "report.html", ".lock-0a", ".lock-compact", "samples/001-a.jpg", "index/a.parquet"]),
     st.builds(
@@ -137,9 +136,7 @@ def a_job(output, own):
         write_rows(output, [detected("2.jpg")], run=run.name)
         check_reports(output)
         facts = RunFacts(0.0, 1.0, 2.0, "command", Config().as_dict())
-        JobReport(run, WriteConfig()).finish(JobStats(read=1, skipped=1), facts)
-        if "stats" in own:
-            read_stats(run)
+        Conclusion(run, facts).reported(JobStats(read=1, skipped=1)).keep(run)
     remove_abandoned(output)
 
 

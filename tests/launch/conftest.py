@@ -5,6 +5,7 @@ import json
 import pytest
 
 from pipeline import run
+from tests.dataflow_service import BATCH, CLOUD, STREAMING, running_dataflow_service
 
 
 @pytest.fixture
@@ -48,3 +49,28 @@ def error_of(capfd):
         return error
 
     return start
+
+
+@pytest.fixture
+def dataflow():
+    with running_dataflow_service() as service:
+        yield service
+
+
+@pytest.fixture
+def batch(gcs_bucket, dataflow):
+    """A command line that submits the batch job to the service."""
+    gcs_bucket.blob("in/a.jpg").upload_from_string(b"not read by the launcher")
+    bucket = f"gs://{gcs_bucket.name}"
+    places = ["--input", f"{bucket}/in/*", "--output", f"{bucket}/out", f"--temp_location={bucket}/tmp"]
+    return ["--config", BATCH, *places, f"--dataflow_endpoint={dataflow.endpoint}", *CLOUD, "--model=digits"]
+
+
+@pytest.fixture
+def stream(gcs_bucket, pubsub_emulator, dataflow):
+    """A command line that submits the streaming job to the service."""
+    (output, _), (_, subscription) = pubsub_emulator.create(), pubsub_emulator.create()
+    bucket = f"gs://{gcs_bucket.name}"
+    places = ["--input", subscription, "--output", output, "--archive", f"{bucket}/archive", f"--temp_location={bucket}/tmp"]
+    flags = [f"--dataflow_endpoint={dataflow.endpoint}", *CLOUD, "--model=digits", "--job_name=detect"]
+    return ["--config", STREAMING, *places, *flags]

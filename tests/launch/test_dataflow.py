@@ -15,11 +15,9 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from pipeline import run, software
 from pipeline.launch import dataflow as dataflow_launch
 from tests.conftest import REPO
-from tests.dataflow_service import running_dataflow_service
+from tests.dataflow_service import BATCH, CLOUD, STREAMING
 from tests.processes import in_thread
 
-BATCH, STREAMING = "configs/batch_gcs_dataflow_gpu.yaml", "configs/streaming_pubsub_dataflow_gpu.yaml"
-CLOUD = ["--project=test-project", "--region=europe-west1", "--no_auth"]
 GPU = {"beam:resources:accelerator:v1": b"type:nvidia-tesla-t4;count:1;install-nvidia-driver"}
 DETECT_OBJECTS = {
     "DetectObjects/StartDetecting",
@@ -61,31 +59,6 @@ class Submitted:
                 found |= sources
                 open_ends += sources
         return found
-
-
-@pytest.fixture
-def dataflow():
-    with running_dataflow_service() as service:
-        yield service
-
-
-@pytest.fixture
-def batch(gcs_bucket, dataflow):
-    """A command line that submits the batch job to the service."""
-    gcs_bucket.blob("in/a.jpg").upload_from_string(b"not read by the launcher")
-    bucket = f"gs://{gcs_bucket.name}"
-    places = ["--input", f"{bucket}/in/*", "--output", f"{bucket}/out", f"--temp_location={bucket}/tmp"]
-    return ["--config", BATCH, *places, f"--dataflow_endpoint={dataflow.endpoint}", *CLOUD, "--model=digits"]
-
-
-@pytest.fixture
-def stream(gcs_bucket, pubsub_emulator, dataflow):
-    """A command line that submits the streaming job to the service."""
-    (output, _), (_, subscription) = pubsub_emulator.create(), pubsub_emulator.create()
-    bucket = f"gs://{gcs_bucket.name}"
-    places = ["--input", subscription, "--output", output, "--archive", f"{bucket}/archive", f"--temp_location={bucket}/tmp"]
-    flags = [f"--dataflow_endpoint={dataflow.endpoint}", *CLOUD, "--model=digits", "--job_name=detect"]
-    return ["--config", STREAMING, *places, *flags]
 
 
 @pytest.fixture
@@ -169,7 +142,7 @@ def test_the_user_may_ask_for_a_process_a_core_and_for_no_machines_of_a_kind(bat
             id="local model",
         ),
         pytest.param(
-            ["--config", BATCH, "--output=o", "--template_location=gs://b/t"], "template_location: a job", id="template"
+            ["--config", BATCH, "--output=o", "--template_location=gs://b/t"], "template_location: a classic", id="template"
         ),
     ],
 )

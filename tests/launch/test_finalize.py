@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from pipeline.config import Config, WriteConfig
+from pipeline.config import load_config
 from pipeline.errors import DEAD, DONE
-from pipeline.launch.finalize import JobReport
+from pipeline.outcome.conclude import Conclusion
 from pipeline.results.run import Run
 from pipeline.stats.job_stats import JobStats, merge_stats
 from pipeline.stats.summary import RunFacts
@@ -91,6 +91,6 @@ def test_storage_that_fails_at_the_end_is_one_line(at, code, arguments, out, tmp
 def test_a_thumbnail_that_is_no_picture_costs_the_job_its_sample_alone(tmp_path):
     """The statistics of workers pass storage, where somebody may plant any bytes."""
     stats = merge_stats([tally_of([detected(0, thumbnail=b"no picture")]), JobStats(read=1)], 3)
-    facts = RunFacts(1000.0, 1002.5, 1004.5, "run", Config().as_dict())
-    assert JobReport(Run(str(tmp_path), "run"), WriteConfig(samples=3), 0.5).finish(stats, facts) == DONE
+    facts = RunFacts(1000.0, 1002.5, 1004.5, "run", load_config([], {"write.samples": 3}).as_dict())
+    assert Conclusion(Run(str(tmp_path), "run"), facts).reported(stats).code == DONE
     assert json.loads((tmp_path / "summary.json").read_text())["samples"] == []

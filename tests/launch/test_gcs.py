@@ -5,9 +5,9 @@ from pathlib import Path
 
 from pipeline import check, compact, export, reconcile, report_folder, run
 from pipeline import rows as rows_of_folder
-from pipeline.config import Config, WriteConfig
-from pipeline.launch import finalize
-from pipeline.launch.finalize import JobReport
+from pipeline.config import Config
+from pipeline.outcome import conclude
+from pipeline.outcome.conclude import Conclusion
 from pipeline.results.reader import list_shards
 from pipeline.results.run import Run
 from pipeline.stats.job_stats import JobStats
@@ -48,6 +48,7 @@ def test_images_model_and_output_may_all_be_on_cloud_storage(gcs_bucket, tmp_pat
         "detections/dead_letters/<shard>.parquet",
         "detections/detections/<shard>.parquet",
         "detections/report.html",
+        "detections/runs/<run>/outcome.json",
         "detections/runs/<run>/report.html",
         "detections/runs/<run>/summary.json",
         "detections/summary.json",
@@ -83,7 +84,7 @@ def test_every_command_works_in_a_results_folder_on_object_storage(bucket, tmp_p
         *("exports/detections.csv", "exports/detections.jsonl"),
         "missing.jsonl",
         "report.html",
-        *("runs/<run>/report.html", "runs/<run>/summary.json"),
+        *("runs/<run>/outcome.json", "runs/<run>/report.html", "runs/<run>/summary.json"),
         "summary.json",
     ]
     assert len(list_shards(output)) == 2
@@ -98,9 +99,9 @@ def test_a_bucket_that_is_not_there_is_one_line(gcs_bucket, arguments, error_of)
 def test_jobs_that_end_together_write_the_reports_at_the_top_once(gcs_bucket, monkeypatch):
     """Cloud Storage takes one write of an object a second; each run has its own reports. One that ends later replaces them."""
     out, facts, on_top = f"gs://{gcs_bucket.name}/out", RunFacts(1.0, 1.0, 2.0, "a command", Config().as_dict()), []
-    for run_name, fresh_seconds in (("a", 1e9), ("b", 1e9), ("c", 0.0)):
-        monkeypatch.setattr(finalize, "_FRESH_SECONDS", fresh_seconds)
-        JobReport(Run(out, run_name), WriteConfig()).finish(JobStats(read=1), facts)
+    for run_name, fresh_seconds in (("a", 1e9), ("b", 1e9), ("c", -1e9)):
+        monkeypatch.setattr(conclude, "_FRESH_SECONDS", fresh_seconds)
+        Conclusion(Run(out, run_name), facts).reported(JobStats(read=1))
         assert gcs_bucket.get_blob(f"out/runs/{run_name}/summary.json")
         on_top.append(json.loads(gcs_bucket.get_blob("out/summary.json").download_as_bytes())["run"])
     assert on_top == ["a", "a", "c"]

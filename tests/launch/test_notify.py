@@ -10,9 +10,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline import run
-from pipeline.launch import notify as notifying
-from pipeline.launch.notify import notify
 from pipeline.log_lines import log_lines
+from pipeline.monitoring import notify as notifying
+from pipeline.monitoring.notify import notify
 from tests.forked_jobs import Moment, run_forked
 from tests.launch.jobs import paused_with_lock, write_images
 from tests.processes import served, wait_until
@@ -95,7 +95,7 @@ def test_a_job_that_is_refused_is_told_too_and_its_exit_code_stays(tmp_path, at_
 @pytest.mark.parametrize(
     ("place", "having"),
     [
-        pytest.param("importlib:import_module", "launch.notify", id="while it imports"),
+        pytest.param("importlib:import_module", "monitoring.notify", id="while it imports"),
         pytest.param("pipeline.launch.batch:prepare", "", id="before it checks its input"),
         pytest.param("pipeline.launch.batch:model_known", "", id="before it looks for the model"),
     ],

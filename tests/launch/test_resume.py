@@ -11,7 +11,7 @@ from tests.shard_rows import rows_in
 
 IMAGES = 6  # and one that is none, whose dead letter is the first row
 BATCH, WRITE, SHARDS = "pipeline.launch.batch", "pipeline.write.write_shards", "pipeline.results.shards"
-READ, FINALIZE = "pipeline.read.read_images", "pipeline.launch.finalize"
+READ, CONCLUDE = "pipeline.read.read_images", "pipeline.outcome.conclude"
 
 # Each with what a run after it finds done. With `--shard-seconds 0` each row is a shard of its own.
 MOMENTS = {
@@ -23,10 +23,10 @@ MOMENTS = {
     # of the calls one is of the run's file
     "when a shard is written and has no name yet": ("pipeline.storage.files:move_files", 4, "before", 2),
     "when the shard has its name": (f"{WRITE}:add_rows", 3, "after", 3),
-    "when all rows are there": (f"{BATCH}:read_stats", 1, "before", 7),
-    "between report and summary": (f"{FINALIZE}:write_file", 2, "before", 7),
+    "when all rows are there": (f"{CONCLUDE}:summarise", 1, "before", 7),
+    "between report and summary": (f"{CONCLUDE}:write_file", 2, "before", 7),
     "before the folder of unfinished files goes": ("pipeline.results.run:Run.remove", 1, "before", 7),
-    "before abandoned files go": (f"{BATCH}:clean_up", 1, "before", 7),
+    "before abandoned files go": (f"{CONCLUDE}:clean_up", 1, "before", 7),
 }
 MAIN = (
     "before the first shard is written",

@@ -54,7 +54,7 @@ def done_before(tmp_path_factory, run_job, bright_model):
     ("place", "having", "number", "rows", "reported"),
     [
         pytest.param("os:replace", "/dead_letters/", 1, None, False, id="a shard gets its name, the next one has none yet"),
-        pytest.param("os:replace", "/report.html", 1, 5, False, id="all rows are there, and the report gets its name"),
+        pytest.param("os:replace", "/report.html", 1, 5, True, id="all rows are there, and the report gets its name"),
         pytest.param("os:replace", "/summary.json", 2, 5, True, id="and the summary's copy on top", marks=pytest.mark.matrix),
         pytest.param("shutil:rmtree", "/.staging-", 1, 5, True, id="unfinished files are removed", marks=pytest.mark.matrix),
     ],

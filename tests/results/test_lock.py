@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 
 import pytest
 
@@ -11,6 +12,7 @@ from pipeline.errors import BusyError
 from pipeline.log_lines import log_lines
 from pipeline.results import lock
 from pipeline.results.lock import locked
+from pipeline.results.run import Run
 from pipeline.storage.files import exists
 from pipeline.storage.listing import files_of
 from pipeline.storage.stores import generation_of
@@ -45,6 +47,42 @@ def check_one_holds(output, capsys, monkeypatch):
         assert not entered.is_set()
     assert entered.is_set()
     with locked(output, "a"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("ages_s", "is_busy"),
+    [
+        pytest.param({}, False, id="a run that ends with its process"),
+        pytest.param({"submitted": 600}, True, id="a job that waits for machines"),
+        pytest.param({"submitted": 4000}, False, id="a job that never got any"),
+        pytest.param({"submitted": 4000, "figures/a": 300, "figures/b": 30}, True, id="workers that report"),
+        pytest.param({"submitted": 200, "figures/a": 150}, False, id="workers that are gone"),
+        pytest.param({"submitted": 10, "figures/a": 5, "../runs/0a1b/outcome.json": 1}, False, id="a run that has ended"),
+    ],
+)
+def test_a_lock_whose_launcher_was_killed_is_held_as_long_as_workers_of_its_run_report(ages_s, is_busy, tmp_path):
+    """What a killed process leaves of a lock is its file."""
+    (tmp_path / ".lock-a").write_text("run 0a1b, process 1 on a machine, since 2026-11-21 02:00:00.000000 UTC")
+    for name, age_s in ages_s.items():
+        path = tmp_path / ".staging-0a1b" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        os.utime(path, (time.time() - age_s,) * 2)
+    busy = pytest.raises(BusyError, match=r"\(run 0a1b, process 1 on") if is_busy else contextlib.nullcontext()
+    with busy, locked(str(tmp_path), "a", what="run ffff"):
+        pass
+    assert (tmp_path / ".lock-a").exists() == is_busy
+
+
+def test_a_launcher_that_leaves_its_job_leaves_the_lock(tmp_path):
+    run = Run(str(tmp_path), "0a1b")
+    with locked(run.output, "a", what="run 0a1b"):
+        run.open(outlives=True)
+    with pytest.raises(BusyError), locked(run.output, "a"):
+        pass
+    run.remove()
+    with locked(run.output, "a"):
         pass
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from pipeline import compact as compaction
 from pipeline.__main__ import main
-from pipeline.config import Config, WriteConfig
+from pipeline.config import load_config
 from pipeline.errors import BusyError, OutputError
-from pipeline.launch.finalize import JobReport
+from pipeline.outcome.conclude import Conclusion
 from pipeline.records import DetectedImage, Detections, ImageRef, row_bytes
 from pipeline.results import layout
 from pipeline.results.compact import compact
@@ -31,7 +31,6 @@ from pipeline.stats.job_stats import JobStats
 from pipeline.stats.summary import RunFacts
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.files import write_file
-from pipeline.write.write_shards import read_stats
 from tests.shard_rows import VERSION, detected, failed, rows_in, write_rows
 
 
@@ -58,8 +57,6 @@ def work_there(output, own=None):
         for name, content in (own or {}).items():
             write_file(f"{run.folder}/{name}", content)
         assert WorkerReports(run).now() == JobStats()
-        with pytest.raises(OutputError, match="expected stats in"):
-            read_stats(run)
         write_rows(output, [detected("c")], run=run.name)
     remove_abandoned(output)
     compact(output)
@@ -95,7 +92,7 @@ class Planted:
         return os.mkdir, (self._path,)
 
 
-@pytest.mark.parametrize("name", ["figures/0a", "stats", "open"])
+@pytest.mark.parametrize("name", ["figures/0a", "submitted", "open"])
 def test_a_planted_pickle_never_runs(name, output):
     planted = pickle.dumps(Planted(f"{output}/it_ran"))
     work_there(output, {name: planted + len(planted).to_bytes(8, "big") + b"complete"})
@@ -135,8 +132,8 @@ def reported(output, samples):
     nothing = Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.int32), np.zeros(0, np.float32), ())
     stats = JobStats(read=1)
     stats.add_detected([DetectedImage(ImageRef("a.jpg"), 64, 48, "m", "1", nothing, thumbnail=thumbnail)], 3)
-    facts = RunFacts(0.0, 1.0, 2.0, "command", Config().as_dict())
-    JobReport(Run(output, "0a1b"), WriteConfig(samples=samples)).finish(stats, facts)
+    facts = RunFacts(0.0, 1.0, 2.0, "command", load_config([], {"write.samples": samples}).as_dict())
+    Conclusion(Run(output, "0a1b"), facts).reported(stats)
 
 
 def test_what_this_program_wrote_is_replaced_and_samples_of_somebody_else_stay(output):

@@ -1,6 +1,8 @@
 """Metrics: what Beam counts is what the rows say, in batch and in streams."""
 
+import json
 import threading
+from pathlib import Path
 
 import apache_beam as beam
 import numpy as np
@@ -10,15 +12,16 @@ from msgspec.structs import replace
 
 from pipeline import graph
 from pipeline.config import load_config
+from pipeline.outcome.conclude import Conclusion
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing
 from pipeline.results.completion import UNKNOWN
 from pipeline.results.run import Run
 from pipeline.stats import metrics
 from pipeline.stats.process import PROCESS
+from pipeline.stats.summary import RunFacts
 from pipeline.stream.messages import Message
 from pipeline.stream.run import RunSettings, opened
 from pipeline.stream.steps import ParseMessages
-from pipeline.write.write_shards import read_stats
 from tests.conftest import write_bright_image
 
 NOTHING = Detections(np.zeros((0, 4)), np.zeros(0), np.zeros(0), ())
@@ -56,22 +59,23 @@ def test_the_metrics_of_a_batch_job_are_those_of_its_summary(images, bright_mode
     run = Run(f"{images}/out", "test")
     pipeline = beam.Pipeline(runner=FnApiRunner())
     with run.opened(), PROCESS.counting() as seen:
-        graph.build(pipeline, config, graph.source_of(config), graph.sink_of(config, run, UNKNOWN))
+        end = Conclusion(run, RunFacts(1.0, 1.0, 0.0, "a command", config.as_dict()))
+        graph.build(pipeline, config, graph.source_of(config), graph.sink_of(config, run, UNKNOWN), end)
         result = pipeline.run()
         result.wait_until_finish()
-        stats = read_stats(run)
+    summary = json.loads(Path(run.reports, "summary.json").read_text())
 
     totals, sums = counted(result)
-    assert totals == {"read": 10, "skipped": 1, "detected": 7, "dead": 2}
-    for each in (stats, seen):
-        assert totals == {"read": each.read, "skipped": each.skipped, "detected": each.detected, "dead": each.failed}
-    assert (seen.dead, seen.batches) == (stats.dead, stats.batches)
-    assert (seen.latencies.counts, {*seen.stages}) == (stats.latencies.counts, {*stats.stages})
-    assert sums["batch_size"] == (sum(size * n for size, n in stats.batches.items()), sum(stats.batches.values()))
-    assert sums["model_us"][1] == sum(stats.batches.values())
+    assert totals == summary["images"] == {"read": 10, "skipped": 1, "detected": 7, "dead": 2}
+    assert totals == {"read": seen.read, "skipped": seen.skipped, "detected": seen.detected, "dead": seen.failed}
+    assert {reason: count for (_, reason), count in seen.dead.items()} == summary["dead_by_reason"]
+    assert {str(size): number for size, number in seen.batches.items()} == summary["batch_sizes"]
+    assert sums["batch_size"] == (sum(size * n for size, n in seen.batches.items()), sum(seen.batches.values()))
+    assert sums["model_us"][1] == sum(seen.batches.values())
     for stage in ("read", "decode", "postprocess", "model"):
         total, number = sums[f"{stage}_us"]
-        assert 0 <= stats.stages[stage].total_s * 1e6 - total <= number  # whole microseconds
+        assert 0 <= seen.stages[stage].total_s * 1e6 - total <= number  # whole microseconds
+        assert summary["stage_seconds"][stage] == pytest.approx(seen.stages[stage].total_s, abs=1e-3)
 
 
 def test_what_messages_ask_for_is_counted_where_they_are_parsed():

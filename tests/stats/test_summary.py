@@ -1,5 +1,6 @@
 """The figures: they add up, whatever the order and the grouping in which images are counted."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -126,7 +127,7 @@ def test_the_summary_has_the_figures_of_the_contract():
     ids=["as it should be", "a clock that is behind", "a clock that is ahead", "nothing was detected"],
 )
 def test_start_up_submission_and_work_of_a_job_elsewhere_are_told_apart(began, submission, work):
-    summary = summarise(JobStats(), FACTS.elsewhere(began))
+    summary = summarise(JobStats(), dataclasses.replace(FACTS, submitted_at=FACTS.ready_at).ended(began, FACTS.finished_at))
     assert [summary[f"{part}_seconds"] for part in ("startup", "submission", "wall")] == [2.5, submission, work]
 
 

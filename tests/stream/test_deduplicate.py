@@ -15,7 +15,9 @@ from msgspec.structs import replace
 from pipeline.feed.feeder import Feeder
 from pipeline.read.fetch import fetch
 from pipeline.records import DeadLetter, EncodedImage, ImageRef, name_bytes
+from pipeline.results.run import Run
 from pipeline.stats.process import PROCESS
+from pipeline.stats.worker_reports import WorkerContext
 from pipeline.storage.files import write_file
 from pipeline.stream.deduplicate import AddIdentity, DropDuplicatesInState
 from pipeline.stream.outgoing import Outcome
@@ -25,7 +27,7 @@ from tests.processes import in_thread, wait_until
 
 NAMES = ["a", "é", "\ud83d", "\udcff", "\0", "\n", "\ude00\ud83d"]
 IMAGES = [EncodedImage(ImageRef(f"gs://b/{NAMES[n % 7]}", str(n % 2)), b"x") for n in range(70)]
-ELSEWHERE = RunSettings("elsewhere", in_process=False)
+ELSEWHERE = RunSettings("elsewhere", worker_context=WorkerContext(Run("", "elsewhere"), list))
 DISTINCT = {name_bytes(image.ref.identity) for image in IMAGES}
 
 

@@ -1,0 +1,314 @@
+"""Runs the graph of a job, batch or stream: here, in this process, or elsewhere, in workers that outlive this process.
+
+A job elsewhere needs its launcher only until it is submitted. From then on the launcher watches it, as `--attach` does from any
+machine that reaches the results folder: it shows what workers report, and at the end prints the outcome that the job's last step
+has written. Where that step never ran, since the job failed or is a stream, whoever watches writes the outcome.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias
+
+import apache_beam as beam
+import grpc
+from apache_beam.options.pipeline_options import GoogleCloudOptions
+
+from pipeline import graph
+from pipeline.config import Config
+from pipeline.detect.load_detector import detector_in_use
+from pipeline.errors import DONE, STOPPED, ConfigError, GoesOnError, InputError, RunnerError, UserError
+from pipeline.launch.finalize import failed, finished_by_signals, last_line, stopped_by_signals, submitting
+from pipeline.launch.options import Job
+from pipeline.launch.runners import RUNNERS, Runner, runner_named
+from pipeline.log_lines import bind_run_id, console, say
+from pipeline.monitoring.monitor import monitored
+from pipeline.outcome.conclude import CANARY_SECONDS, Conclusion
+from pipeline.outcome.outcome import Launched, Outcome, launched_of, outcome_of
+from pipeline.results.run import Run
+from pipeline.stats.job_stats import JobStats
+from pipeline.stats.process import PROCESS
+from pipeline.stats.summary import RunFacts
+from pipeline.stats.worker_reports import REPORT_SECONDS, WorkerContext, WorkerReports, naming_failures
+
+_LOOK_SECONDS = 2.0
+
+_Block: TypeAlias = Callable[[], AbstractContextManager[object]]
+
+
+class Here:
+    """Steps in this process: they end with it.
+
+    Attributes:
+      job: The job.
+      run: The run.
+      context: What workers must reach; None: there are none.
+      facts: What is known when the graph is made.
+      running: Beam's result.
+    """
+
+    def __init__(self, job: Job, run: Run):
+        self.job, self.run = job, run
+        self.context: WorkerContext | None = None
+        self.facts = job.facts(time.time())
+        self.running: Any = None
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Callable[[], JobStats]]:
+        """Makes the run's folder for the length of a block; gives what is counted meanwhile."""
+        with self.run.opened(), PROCESS.counting() as counted:
+            yield functools.partial(PROCESS.stats_of, counted)
+
+    def failure(self) -> UserError | None:
+        """Why a worker has ended its process: there is none."""
+        return None
+
+    def begin(self, pipeline: beam.Pipeline) -> None:
+        """Starts the graph."""
+        self.running = pipeline.run()
+
+    def wait(self) -> None:
+        """Waits for its end."""
+        self.job.runner.wait(self.running)
+
+    def outcome_of_stream(self, end: Conclusion, stats: JobStats) -> Outcome:
+        """Ends a stream whose rows are all there, given what has been counted."""
+        if detector := detector_in_use(graph.detector_spec(self.job.config)):
+            stats.take_model(detector.model_stats(CANARY_SECONDS))
+            end = dataclasses.replace(end, facts=end.facts.ready(detector.ready_at))
+        return end.reported(stats)
+
+
+class Elsewhere:
+    """Steps in workers: they go on without this process, unless the runner itself is in it. Attributes as those of `Here`."""
+
+    def __init__(self, job: Job, run: Run):
+        self.job, self.run = job, run
+        self.context = graph.worker_context(job.config, run)
+        facts = job.facts(time.time())
+        self.facts = dataclasses.replace(facts, submitted_at=facts.ready_at)
+        self.running: Any = None
+        self._outlives = not job.runner.in_process
+        self._reports: WorkerReports | None = None
+        self._is_submitted = self._has_ended = False
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Callable[[], JobStats]]:
+        """Makes the run's folder, which goes when the job has ended; gives what workers report meanwhile."""
+        with self._left_to_workers() if self._outlives else self.run.opened():
+            self._reports = WorkerReports(self.run, graph.samples_kept(self.job.config), streaming=_streams(self.facts))
+            yield self._reports.now
+
+    @contextlib.contextmanager
+    def _left_to_workers(self) -> Iterator[None]:
+        self.run.open(outlives=True)
+        try:
+            with _ended_by(self.run):
+                yield
+        finally:
+            if self._has_ended or not self._is_submitted:
+                self.run.remove_if_possible()
+
+    def failure(self) -> UserError | None:
+        """Why a worker has ended its process; None if none has."""
+        return self._reports.failure() if self._reports else None
+
+    def begin(self, pipeline: beam.Pipeline) -> None:
+        """Submits the graph; a signal meanwhile is acted on when the job's id is there."""
+        if not self._outlives:
+            self.running = pipeline.run()
+            return
+        launched = Launched(self.job.runner.name, "", "", self.run, self.facts)
+        with self._cancelled_if_stopped(), submitting(self.job.runner.name):
+            launched.write()
+            self._is_submitted = True
+            self.running = pipeline.run()
+            place, job = self.job.runner.job_of(self.running, self.job.options)
+            dataclasses.replace(launched, place=place, job=job).write()
+
+    def wait(self) -> None:
+        """Waits for the job's end; cancels it if the launcher is stopped."""
+        with self._cancelled_if_stopped():
+            _wait(self.job.runner, self.running)
+        self._has_ended = True
+
+    @contextlib.contextmanager
+    def _cancelled_if_stopped(self) -> Iterator[None]:
+        try:
+            yield
+        except KeyboardInterrupt:
+            if self.running:
+                self.running.cancel()
+                Outcome(STOPPED).keep(self.run)
+                self._has_ended = True
+            raise
+
+    def outcome_of_stream(self, end: Conclusion, _stats: JobStats) -> Outcome:
+        """Ends a stream, given what its workers have reported."""
+        return _outcome_of_reports(end)
+
+
+def place_of(job: Job, run: Run) -> Here | Elsewhere:
+    """Where the steps of a run are."""
+    return Here(job, run) if job.in_process else Elsewhere(job, run)
+
+
+def execute(
+    place: Here | Elsewhere,
+    end: Conclusion,
+    build: Callable[[beam.Pipeline], object],
+    *,
+    around: _Block = nullcontext,
+    loading: _Block = nullcontext,
+    stop: Callable[[], object] | None = None,
+    begun: str = "",
+    wait: bool = True,
+) -> int:
+    """Runs a graph and shows how the run ended; returns the exit code.
+
+    Args:
+      place: Where the steps are.
+      end: What the end of the run takes.
+      build: Adds the steps to an empty pipeline.
+      around: What surrounds the graph and ends before the reports are made.
+      loading: Loads the model.
+      stop: Of a stream, what the first signal calls, before the runner is told to end it; None: a signal stops the job.
+      begun: What to say once it runs.
+      wait: Whether to watch the job until its end.
+
+    Raises:
+      ConfigError: It is not to be watched, and would end with this process.
+    """
+    job = place.job
+    if not wait and job.runner.in_process:
+        able = ", ".join(runner.name for runner in RUNNERS if not runner.in_process)
+        raise ConfigError(f"--no-wait: expected --runner {able}; jobs of {job.runner.name} end with this process")
+    wait = wait and not job.options.view_as(GoogleCloudOptions).template_location
+
+    def end_stream() -> None:
+        if stop:
+            stop()
+        if place.running:
+            job.runner.end_stream(place.running)
+
+    with place.opened() as stats:
+        with around(), job.runner.served(job.options), monitored(job.config, stats), loading(), naming_failures(place.failure):
+            pipeline = job.pipeline()
+            build(pipeline)
+            with finished_by_signals(end_stream) if stop else nullcontext():
+                place.begin(pipeline)
+                if not wait:
+                    say([f"submitted run {place.run.name}; --attach {place.run.name} --output {place.run.output} shows it"])
+                    return DONE
+                if begun:
+                    console.info(begun)
+                place.wait()
+        if stop:
+            with finished_by_signals(lambda: None):  # the summary will be there in a moment
+                place.outcome_of_stream(end, stats()).keep(place.run)
+        return _shown(place.run)
+
+
+def attach(name: str, config: Config) -> int:
+    """Shows a run that was submitted until it ends, and how; returns its exit code.
+
+    Args:
+      name: The run's name.
+      config: Its results folder, as `output` or `archive`; and how to show it.
+
+    Raises:
+      InputError: There is no such run.
+      GoesOnError: It may go on, but cannot be watched any more.
+    """
+    output = (config.stream.archive or config.output).rstrip("/")
+    run = Run(output, name)
+    launched = launched_of(run)
+    if not (launched or run.has_outcome()):
+        raise InputError(f"output {output}: expected a run {name} that goes on without its launcher, or has ended; found none")
+    bind_run_id(name)
+    with stopped_by_signals(output):
+        if launched and not run.has_outcome():
+            _watch(launched, dataclasses.replace(config, mode=launched.facts.config["mode"]))
+        return _shown(run)
+
+
+def _watch(launched: Launched, config: Config) -> None:
+    run, runner, streams = launched.run, runner_named(launched.runner), _streams(launched.facts)
+    reports = WorkerReports(run, graph.samples_kept(config), streaming=streams)
+    running = runner.attached(launched.place, launched.job, streams=streams) if launched.job else None
+    with monitored(config, reports.now), _ended_by(run), naming_failures(reports.failure):
+        if running is None:
+            _wait_for_outcome(run)
+        else:
+            _wait(runner, running)
+    if streams and not run.has_outcome():
+        _outcome_of_reports(Conclusion(run, launched.facts)).keep(run)
+    run.remove_if_possible()
+
+
+def _wait(runner: Runner, running: Any) -> None:
+    """Waits for the end of a job elsewhere.
+
+    Raises:
+      GoesOnError: Its runner does not answer.
+      Exception: The job failed.
+    """
+    try:
+        runner.wait(running)
+    except (RunnerError, grpc.RpcError) as err:
+        raise GoesOnError(f"{runner.name} does not answer, and the job may go on: {last_line(err)}") from err
+
+
+def _wait_for_outcome(run: Run) -> None:
+    """Waits until a run has one, as long as it is alive.
+
+    Raises:
+      GoesOnError: It does not seem to be.
+    """
+    while not run.has_outcome():
+        if not run.goes_on() and not run.has_outcome():
+            raise GoesOnError(f"no worker of run {run.name} gives a sign of life; ask its runner what became of it")
+        time.sleep(_LOOK_SECONDS)
+
+
+@contextlib.contextmanager
+def _ended_by(run: Run) -> Iterator[None]:
+    """Keeps the error that ends a job as the outcome of its run, unless the job may go on."""
+    try:
+        yield
+    except GoesOnError:
+        raise
+    except Exception as err:  # noqa: BLE001  whatever a runner raises
+        try:
+            failed(err, run.output)
+        except Exception as why:
+            Outcome.of(why).keep(run)
+            run.remove_if_possible()
+            raise
+
+
+def _outcome_of_reports(end: Conclusion) -> Outcome:
+    """Ends a stream, given what its workers have reported."""
+    time.sleep(2 * REPORT_SECONDS)  # a busy worker is late
+    return end.of_reports()
+
+
+def _shown(run: Run) -> int:
+    """Prints how a run has ended; returns its exit code.
+
+    Raises:
+      RuntimeError: Its last step has not run, although its runner says that it is done.
+    """
+    outcome = outcome_of(run)
+    if outcome is None:
+        raise RuntimeError(f"run {run.name} is over, and its last step has written no outcome to {run.reports}")
+    return outcome.show(run)
+
+
+def _streams(facts: RunFacts) -> bool:
+    return bool(facts.config["mode"] == "streaming")
