@@ -69,8 +69,8 @@ def open_model(_local: str, _path: str, _model: ModelConfig, detect: DetectConfi
 def _measure(images: str, size: int) -> list[str]:
     output, notes = BENCH / f"out-{time.time_ns()}", BENCH / f"notes-{time.time_ns()}"
     places = ["--input", images, "--output", str(output.resolve()), "--engine", "tests.benchmarks.many_names:open_model"]
-    os.environ[NOTES] = str(notes.resolve())
-    watched = watch([sys.executable, "-m", "pipeline.run", *places], BENCH / "log", _TIMEOUT_S)
+    environment = {NOTES: str(notes.resolve())}
+    watched = watch([sys.executable, "-m", "pipeline.run", *places], BENCH / "log", _TIMEOUT_S, environment, lambda: False)
     if watched.exit_code:
         raise SystemExit(watched.output[-3000:])
     lines = [line.split() for line in notes.read_text().splitlines()]
