@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 # TensorFlow's libraries read this when they are imported; what goes wrong there reaches the user as an error of this project.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Without oneDNN, which it leaves out by default on CPUs without AVX-512, TensorFlow refuses grouped convolutions once fused.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 # Else each client of Cloud Storage asks for facts of its bucket for traces, in a thread and on a connection of their own.
 os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
 

@@ -139,7 +139,7 @@ def test_a_candidate_that_hangs_ends_and_one_that_comes_too_late_is_named(tmp_pa
     [
         pytest.param({"input": "none/*.jpg"}, 2, "none/*.jpg: no file matches", id="no images"),
         pytest.param({"model": "none"}, 1, "model none: expected a SavedModel", id="no model"),
-        pytest.param({"input": "*.??g"}, 2, "input: no object in 1 images that can be decoded, of 2 files", id="no object"),
+        pytest.param({"input": "*.??g"}, 2, "input: no object in 1 image that can be decoded, of 2 files", id="no object"),
         pytest.param({"output": "a.jpg"}, 2, "a.jpg: is a file that this command did not write", id="a file of somebody else"),
     ],
 )

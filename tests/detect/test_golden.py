@@ -195,8 +195,8 @@ def test_golden_images_that_cannot_be_read_are_one_clear_line(model, tmp_path, n
         pytest.param(["--out", "{model}"], "expected the folder of a model on this machine as --out", id="no version"),
         pytest.param(["--out", "gs://b/m/1"], "expected the folder of a model on this machine as --out", id="elsewhere"),
         pytest.param(["{model}/labels.png"], "labels.png", id="no such image"),
-        pytest.param([], "{model}/7 finds no object in 1 images, which would show nothing", id="no object is sure enough"),
-        pytest.param(["{broken}"], "1 images cannot be used, such as {broken}: ", id="no image"),
+        pytest.param([], "{model}/7 finds no object in 1 image, which would show nothing", id="no object is sure enough"),
+        pytest.param(["{broken}"], "1 image cannot be used, such as {broken}: ", id="no image"),
     ],
 )
 def test_the_command_says_in_a_line_why_it_writes_nothing(model, images, tmp_path, capsys, arguments, message):

@@ -255,7 +255,7 @@ def test_the_command_prints_the_figures_and_writes_them(tmp_path, capsys):
     assert "  cat                                   0.505   0.500\n" in printed
     assert "1 ground-truth image without a row: counted as without detections\n" in printed
     assert "1 row without ground truth: ignored\n" in printed
-    assert "1 detections of classes that are no category: ignored: zebra (1)\n" in printed
+    assert "1 detection of classes that are no category: ignored: zebra (1)\n" in printed
     written = json.loads((tmp_path / "figures.json").read_text())
     assert written == json.loads(json.dumps(evaluate(tmp_path, tmp_path / "truth.json", resamples=1000)))
 

@@ -89,7 +89,6 @@ def test_a_letter_of_a_stranger_opens_no_file_of_his_choice(tmp_path):
     [
         pytest.param(pa.table({"key": pa.array([1], pa.uint64()), "stage": ["read"]}), id="other columns"),
         pytest.param(dead_letters_table([letter("a.png", reason="made_up")], VERSION, "r", 1.0), id="unknown reason"),
-        pytest.param(dead_letters_table([letter("a.png", extra="[" * 100_000)], VERSION, "r", 1.0), id="deep extra"),
     ],
 )
 @log_lines()
@@ -98,3 +97,8 @@ def test_what_is_no_dead_letter_ends_its_shard_with_one_line(tmp_path, table, ca
     write_rows(f"{tmp_path}", letters=[letter("in/a.png")], run="0a1c")
     assert [ref.uri for ref in replay_of(tmp_path, "in").refs_in_results()] == ["in/a.png"]
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_an_extra_that_nests_too_deep_is_left_out_of_its_letter(tmp_path):
+    write_rows(f"{tmp_path}", letters=[letter("in/a.png", extra="[" * 100_000)])
+    assert [(ref.uri, ref.extra) for ref in replay_of(tmp_path, "in").refs_in_results()] == [("in/a.png", "")]

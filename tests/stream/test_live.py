@@ -55,7 +55,7 @@ def test_a_line_shows_an_image_that_was_detected_before_the_last_one_and_is_publ
     for stats in (before, now):
         stats.add_detected([detected(1, 0.1)], 0)
     now.publish_latencies.add([0.5])
-    assert line(now, before, 10.0) == "1 images, 0.0 images/s, event-to-publish p50 375 ms p99 498 ms, 0 failed"
+    assert line(now, before, 10.0) == "1 image, 0.0 images/s, event-to-publish p50 375 ms p99 498 ms, 0 failed"
 
 
 def test_the_summary_has_both_latencies_under_their_own_names(minute):
