@@ -52,11 +52,11 @@ def test_boxes_are_shares_of_the_image_by_its_absolute_path(photos):
 def test_images_that_have_moved_are_found_below_the_named_folder(photos, capsys):
     (photos / "photos").rename(photos / "moved")
     assert exported(photos) == (2, {})
-    assert capsys.readouterr().err.count("2 of 2 images are not on this disk") == 1
+    assert capsys.readouterr().err.count("2 of 2 images not on this disk") == 1
     (photos / "moved" / "b.jpg").unlink()
     code, files = exported(photos, "--images", photos / "moved")
     assert (code, list(files["detections"])) == (0, [f"{photos}/moved/a.jpg"])
-    assert "warning: 1 of 2 images are not on this disk" in capsys.readouterr().err
+    assert "warning: 1 of 2 images not on this disk" in capsys.readouterr().err
 
 
 def test_images_of_an_archive_are_found_where_it_is_unpacked(photos):

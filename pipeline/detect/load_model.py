@@ -99,7 +99,7 @@ def load(model: ModelConfig, detect: DetectConfig, *, beside: bool = False) -> L
         detect = dataclasses.replace(detect, engine=engine_of(files, detect))
         notes = (f"model {folder} is an ONNX file: it runs in {detect.engine}",) if version.is_onnx else ()
     _check_fit(files, detect)
-    if files == SAVED_MODEL and not is_own_engine(detect.engine):  # OpenVINO converts it with TensorFlow
+    if detect.engine == "tensorflow":
         check_installed("tensorflow", needed_by=f"model {folder}, a SavedModel,")
     open_model = opener_of(detect.engine)  # before the model is copied
     with _copy_of_given(version) if as_it_is else local_copy(folder) as local:

@@ -24,7 +24,7 @@ from models import own_python
 from models.metadata import DetectorMetadata, metadata_from_json, metadata_to_json
 from models.user_cache import cache_folder
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect.engine import check_installed
+from pipeline.detect.engine import check_installed, lacking
 from pipeline.detect.golden import keep_requests, read_requests
 from pipeline.detect.model_arrays import split_metadata
 from pipeline.detect.versions import first_line
@@ -63,10 +63,14 @@ def converted(local: str, folder: str, model: ModelConfig) -> str:
       model: Its description in the config.
 
     Raises:
-      ModelError: OpenVINO is missing, or cannot convert the model.
+      ModelError: OpenVINO or TensorFlow is missing, or OpenVINO cannot convert the model.
     """
     check_installed("openvino")
-    key, beside, cache = _key(local, model), os.path.join(local, HIDDEN), os.path.join(cache_folder(), "openvino")
+    try:
+        key = _key(local, model)
+    except importlib.metadata.PackageNotFoundError as err:
+        raise lacking("tensorflow", needed_by=f"model {folder}, a SavedModel,") from err
+    beside, cache = os.path.join(local, HIDDEN), os.path.join(cache_folder(), "openvino")
     for place in (beside, cache):
         if os.path.isdir(os.path.join(place, key)):
             return os.path.join(place, key)

@@ -1,6 +1,7 @@
 """OpenVINO finds what TensorFlow finds, without TensorFlow in the job's process; and an image that it fails on fails alone."""
 
 import dataclasses
+import importlib.metadata
 import shutil
 import subprocess
 import sys
@@ -185,7 +186,7 @@ def test_an_operation_that_openvino_lacks_is_named(tmp_path):
 
 def test_a_missing_package_is_one_line_that_names_the_extra(bright_model, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(ModelError, match=r"^engine openvino: .* pip install 'hybrid-detection-pipeline\[openvino\]'$"):
+    with pytest.raises(ModelError, match=r"^engine openvino needs openvino; .*'hybrid-detection-pipeline\[openvino\]'$"):
         load_detector(ModelConfig(path=bright_model), DetectConfig(engine="openvino"))
 
 
@@ -250,3 +251,14 @@ def test_memory_that_does_not_suffice_for_one_image_is_an_error_and_later_images
     for value in (5, 6):  # the stream that failed is replaced
         assert batcher.run(images([value]))[0].arrays["scores"].item() == value
     batcher.close()
+
+
+def test_a_saved_model_names_the_extra_where_tensorflow_is_not_installed(bright_model, monkeypatch):
+    def version(name, known=importlib.metadata.version):
+        if name == "tensorflow":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return known(name)
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    with pytest.raises(ModelError, match=r"a SavedModel, needs tensorflow; install the extra: .*\[tensorflow\]"):
+        load_detector(ModelConfig(path=bright_model), DetectConfig(engine="openvino"))
