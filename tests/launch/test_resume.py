@@ -17,7 +17,7 @@ READ, CONCLUDE = "pipeline.read.read_images", "pipeline.outcome.conclude"
 MOMENTS = {
     "before the lock": (f"{BATCH}:locked", 1, "before", 0),
     "with the lock": (f"{BATCH}:_run_to_end", 1, "before", 0),
-    "while images are listed": (f"{READ}:_ListImages.process", 1, "before", 0),
+    "while images are listed": (f"{READ}:_ListImages._found", 1, "before", 0),
     "when the first listed names go on": (f"{READ}:_OpenContainers.process", 1, "before", 0),
     "before the first shard is written": (f"{WRITE}:add_rows", 1, "before", 0),
     # of the calls one is of the run's file
