@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.feed.feeder import FedChunk, Feeder
+from pipeline.feed.chunks import FedChunk
+from pipeline.feed.feeder import Feeder
 from pipeline.feed.fit import ModelInput
 from pipeline.records import EncodedImage, ImageRef
 from tests.feed.feeding import LIMITS

@@ -162,7 +162,7 @@ MUTANTS = {
         "tests/feed/test_tiles.py::test_portions_wait_for_room_and_take_the_memory_of_two",
     ),
     "swallows the crash of a process that decodes": Mutant(
-        "pipeline/feed/feeder.py",
+        "pipeline/feed/chunks.py",
         "        self.chunk.failures[self.singles.popleft()] = failure\n",
         "        self.singles.popleft()\n",
         "tests/feed/test_feeder.py::TestDeath::test_a_crash_costs_exactly_the_image_at_fault",

@@ -28,7 +28,8 @@ from pipeline.detect.loaded_model import LoadedModel, ModelInUse
 from pipeline.detect.merge_tiles import merge_tiles
 from pipeline.errors import DeviceFailedError
 from pipeline.failures import Failure
-from pipeline.feed.feeder import FedChunk, Feeder
+from pipeline.feed.chunks import FedChunk
+from pipeline.feed.feeder import Feeder
 from pipeline.feed.fit import ModelInput
 from pipeline.feed.read_image import GIVE_UP_SECONDS
 from pipeline.feed.tiles import Tiles

@@ -11,36 +11,30 @@ image at fault fails.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import itertools
 import math
 import operator
 import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
-from models.geometry import InputTransform
 from pipeline.errors import ModelError
 from pipeline.failures import Failure
 from pipeline.feed.bounds import TIMED_OUT
+from pipeline.feed.chunks import Chunk, FedChunk, Question, Unit
 from pipeline.feed.decode import most_seconds
+from pipeline.feed.feeder_process import FeederProcess
 from pipeline.feed.fit import ModelInput
-from pipeline.feed.read_image import note_storage, store_name
+from pipeline.feed.read_image import note_storage
 from pipeline.feed.shared_memory import SharedMemory, size_of
 from pipeline.feed.work import (
-    Coming,
     Fitted,
     Limits,
     LookedUp,
@@ -52,27 +46,11 @@ from pipeline.feed.work import (
     StoreAnswers,
     StoreAway,
     StoreFails,
-    Work,
 )
-from pipeline.records import EncodedImage, Image, ImageRef
+from pipeline.records import Image
 from pipeline.stats.process import PROCESS
 from pipeline.storage.store import FoundFile
 
-# with this process's own path, not with the current folder; prctl(PR_SET_PDEATHSIG, SIGKILL): it ends with the job's thread
-_CODE = """
-import sys
-sys.path[:] = {path!r}
-import ctypes
-ctypes.CDLL(None).prctl(1, 9)
-from pipeline.feed.process import serve
-serve({memory}, {locks})
-"""
-_ENVIRONMENT = {  # one arena, as more reserve memory; memory for pixels is kept, as the kernel clears each new page
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(16 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(32 << 20),
-    "OPENBLAS_NUM_THREADS": "1",
-}
 _UNIT_IMAGES = 4  # at least, of larger chunks: each unit costs two messages
 _ANY_SIZE_AHEAD = 2  # images of any size at a process: it works at one, and reads the next
 _STARTS = 3  # failed ones in a row, after which the feeder gives up if no process is there
@@ -80,203 +58,6 @@ _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 5.0  # after a failed start, doub
 _MOST_SLOTS = 4096
 _KEPT_BYTES = 64 << 20  # of a slot of images of any size; more is given back to the system
 _THUMBNAIL_ONLY = ModelInput((800, 800), "letterbox", "darknet", 0)
-
-
-@dataclasses.dataclass
-class FedChunk:
-    """Images that are ready for the model; or some tiles of one image.
-
-    Attributes:
-      images: All images of the chunk.
-      model_input: How they were fitted.
-      pixels: `(n, H, W, 3) uint8`, in shared memory until `release`, of images, or of tiles of one.
-      fitted: The image of each of these.
-      failures: Place in `images` -> why it has no pixels, of all other images.
-      fed_at: When the chunk was ready, by the monotonic clock.
-      rest: The next tiles of the image; None with its last ones.
-    """
-
-    images: Sequence[Image]
-    model_input: ModelInput
-    pixels: np.ndarray
-    fitted: list[Fitted]
-    failures: dict[int, Failure]
-    fed_at: float
-    _release: Callable[[], None] | None
-    rest: Future[FedChunk] | None = None
-
-    def transforms(self, start: int, stop: int) -> list[InputTransform]:
-        """How some of the images or tiles of `pixels` were fitted."""
-        some = self.fitted[start:stop]
-        if not self.model_input.tiles:
-            return [self.model_input.plan(each.image_wh) for each in some]
-        tiles, first = self.model_input.tiles_of(some[0].image_wh), some[0].first_tile
-        return [self.model_input.plan_tile(tile) for tile in tiles[first + start : first + stop]]
-
-    def portions(self) -> Iterator[FedChunk]:
-        """All tiles of the image, some at a time; each portion is released when the next one is wanted."""
-        portion: FedChunk | None = self
-        while portion:
-            yield portion
-            portion = portion._following()
-
-    def discard(self) -> None:
-        """Releases all portions, also those to come."""
-        portion: FedChunk | None = self
-        while portion:
-            portion = portion._following()
-
-    def _following(self) -> FedChunk | None:
-        self.release()
-        return self.rest.result() if self.rest else None
-
-    def release(self) -> None:
-        """Lets other images have the shared memory, when nobody uses the pixels any more; further calls do nothing."""
-        release, self._release = self._release, None
-        if release:
-            release()
-
-
-class _Chunk:
-    """Images that are not ready yet."""
-
-    def __init__(self, images: Sequence[Image], to: ModelInput, sample_below: int, most_tiles: int = 1):
-        self.images = images
-        self.to = to
-        self.sample_below = sample_below
-        self.most_tiles = most_tiles  # in each half of the slot
-        self.is_begun = False  # the first tiles of its image are ready, and others will be
-        self.result: Future[FedChunk] = Future()
-        self.slot = -1
-        self.fitted: list[Fitted] = []
-        self.failures: dict[int, Failure] = {}
-        self.units = 1  # that are not done
-
-    @property
-    def image_bytes(self) -> int:
-        """Of each image's pixels, for a model whose input has one size; of two portions of tiles."""
-        return math.prod(self.to.most_hw) * 3 * (2 * self.most_tiles if self.to.tiles else 1)
-
-
-class _Unit:
-    """Some images of a chunk, at which one process works at a time."""
-
-    def __init__(self, chunk: _Chunk, places: Sequence[int]):
-        self.chunk = chunk
-        self.places = places
-        self.singles: deque[int] = deque()  # places to try one by one, since a process died of the unit
-        self.has_begun = False
-
-    def divided(self, images: int) -> _Unit | None:
-        """Leaves this unit so many images, and makes another one of the rest, if any."""
-        if images >= len(self.places) or self.has_begun:
-            return None
-        self.chunk.units += 1
-        self.places, rest = self.places[:images], self.places[images:]
-        return _Unit(self.chunk, rest)
-
-    def next_work(self) -> Work:
-        chunk, places = self.chunk, [self.singles[0]] if self.singles else self.places
-        return Work(chunk.slot, chunk.to, {place: chunk.images[place] for place in places}, chunk.sample_below, chunk.most_tiles)
-
-    def add(self, part: Prepared) -> bool:
-        """Adds what a process has prepared; returns whether that was all."""
-        self.chunk.fitted += part.fitted
-        self.chunk.failures |= part.failures
-        if self.singles:
-            self.singles.popleft()
-        return not self.singles
-
-    def answered(self, part: Prepared) -> Iterable[str]:
-        """An image of each store that has answered."""
-        failed = {place for place, failure in part.failures.items() if failure.reason == "storage_unavailable"}
-        asked = (image for place, image in self.next_work().images.items() if place not in failed)
-        return {store_name(image.uri): image.uri for image in asked if isinstance(image, ImageRef)}.values()
-
-    def process_died(self, failure: Failure) -> bool:
-        """Blames the image that was tried alone, if one was; returns whether nothing is left to try.
-
-        An image of which some tiles are in the model is not read again, as it may have changed.
-        """
-        if not self.singles:
-            self.singles.extend(self.places)
-            if not self.chunk.is_begun:
-                return False
-        self.chunk.failures[self.singles.popleft()] = failure
-        return not self.singles
-
-
-class _Question:
-    """A `LookUp` that is not answered yet."""
-
-    def __init__(self, asked: LookUp):
-        self.asked = asked
-        self.answer: Future[list[FoundFile | None]] = Future()
-
-
-class _Process:
-    """One feeder process, as the job sees it."""
-
-    def __init__(self, memory: int, locks: int):
-        ours, its = socket.socketpair()
-        for end in (ours, its):
-            end.settimeout(None)  # Beam's sign-in at Google sets a default for all sockets
-        self._channel = Connection(ours.detach())
-        try:
-            with its:
-                self._process = subprocess.Popen(  # noqa: S603  a command of ours
-                    [sys.executable, "-c", _CODE.format(path=sys.path, memory=memory, locks=locks)],
-                    stdin=its.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,  # decoders print
-                    env=os.environ | _ENVIRONMENT,
-                    pass_fds=(memory, locks),
-                    start_new_session=True,  # Ctrl-C is for the job
-                )
-        except OSError:  # as for want of memory or of processes at this moment
-            self._channel.close()
-            raise
-        self.pid = self._process.pid
-        self.units: deque[_Unit] = deque()  # in the order in which it works at them
-        self.asked: dict[int, _Question] = {}  # beside them
-        self.is_ready = False
-
-    @property
-    def images(self) -> int:
-        """How many it has."""
-        return sum(len(unit.places) for unit in self.units)
-
-    def start(self, unit: _Unit) -> None:
-        """Sends the work of a unit, after that of those before it."""
-        self.units.append(unit)
-        work = unit.next_work()
-        if size := sum(len(image.content) for image in work.images.values() if isinstance(image, EncodedImage)):
-            self.send(Coming(size))
-        self.send(work)
-
-    def ask(self, question: _Question) -> None:
-        """Sends a question."""
-        self.asked[question.asked.number] = question
-        self.send(question.asked)
-
-    def send(self, message: Any) -> None:
-        """Sends a message; that a process has died, its channel tells the one who receives from it."""
-        with contextlib.suppress(OSError):
-            self._channel.send(message)
-
-    def messages(self) -> Iterator[Any]:
-        with contextlib.suppress(OSError, EOFError):
-            while True:
-                yield self._channel.recv()
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def bury(self) -> int:
-        """Frees what is left of a process that has ended, or closed its channel; returns its exit code."""
-        self._channel.close()
-        self._process.kill()
-        return self._process.wait()
 
 
 class Feeder:
@@ -306,11 +87,11 @@ class Feeder:
         self._busy: set[int] = set()  # all other slots
         self._held: dict[int, int] = {}  # bytes that each slot keeps, also a free one
         self._any_size_bytes = 0  # of such an image, lately
-        self._waiting: deque[_Unit] = deque()
-        self._questions: deque[_Question] = deque()  # that no process has
+        self._waiting: deque[Unit] = deque()
+        self._questions: deque[Question] = deque()  # that no process has
         self._numbers = itertools.count()
-        self._retried: list[_Unit] = []  # each by the process that takes the place of one that died of it
-        self._running: list[_Process] = []
+        self._retried: list[Unit] = []  # each by the process that takes the place of one that died of it
+        self._running: list[FeederProcess] = []
         self._failed_starts = 0
         self._failure: BaseException | None = None
         self._ended = threading.Event()
@@ -352,12 +133,12 @@ class Feeder:
         Returns:
           The future of the chunk. It raises `AwayError` if the images' store is away, and `ModelError` after `close`.
         """
-        chunk = _Chunk(images, to, sample_below, most_tiles)
+        chunk = Chunk(images, to, sample_below, most_tiles)
         with self._lock:
             if self._failure:
                 chunk.result.set_exception(self._failure)
             else:
-                self._waiting.append(_Unit(chunk, range(len(images))))
+                self._waiting.append(Unit(chunk, range(len(images))))
                 self._hand_out()
         return chunk.result
 
@@ -373,7 +154,7 @@ class Feeder:
         """
         size = -(-len(locations) // self.processes)
         parts = [locations[n : n + size] for n in range(0, len(locations), size or 1)]
-        questions = [_Question(LookUp(next(self._numbers), part, seconds)) for part in parts]
+        questions = [Question(LookUp(next(self._numbers), part, seconds)) for part in parts]
         with self._lock:
             if self._failure:
                 for question in questions:
@@ -408,7 +189,7 @@ class Feeder:
 
     def _tend(self) -> None:
         """Keeps one process running."""
-        unit: _Unit | None = None  # of which the last one died
+        unit: Unit | None = None  # of which the last one died
         try:
             while not self._failure:
                 try:
@@ -430,10 +211,10 @@ class Feeder:
         except BaseException as err:  # noqa: BLE001  the futures pass it on
             self._fail(err)
 
-    def _start_process(self, unit: _Unit | None) -> _Process:
+    def _start_process(self, unit: Unit | None) -> FeederProcess:
         """Starts a process; it is the one that tries a unit again, since others may be about to end, and not because of it."""
         self._ended.wait(min(_PAUSE_SECONDS * 2**self._failed_starts, _LONGEST_PAUSE_SECONDS) if self._failed_starts else 0)
-        process = _Process(self._descriptor, self._locks)
+        process = FeederProcess(self._descriptor, self._locks)
         with self._lock:
             self._running.append(process)
             if self._failure:
@@ -474,14 +255,14 @@ class Feeder:
             except BaseException as err:  # noqa: BLE001  half a message may have gone; the futures pass it on
                 self._fail(err)
 
-    def _fair_images(self, chunk: _Chunk) -> int:
+    def _fair_images(self, chunk: Chunk) -> int:
         """A process's part of the images that may be handed out now, so that none takes all while others have nothing to do."""
         waiting = len(chunk.images) + sum(len(unit.places) for unit in self._waiting)
         free_bytes = max(self.most_bytes - sum(self._held[slot] for slot in self._busy), 0)
         with_room = len(chunk.images) + free_bytes / chunk.image_bytes
         return max(_UNIT_IMAGES, math.ceil(min(waiting, with_room) / len(self._running)))
 
-    def _take_slot(self, chunk: _Chunk) -> bool:
+    def _take_slot(self, chunk: Chunk) -> bool:
         """Takes the slot that was used last; False while memory has no room for the chunk's pixels."""
         slot, needed = self._free[-1], self._any_size_bytes if chunk.to.is_any_size else len(chunk.images) * chunk.image_bytes
         held = sum(self._held.values()) + max(needed - self._held.get(slot, 0), 0)
@@ -506,7 +287,7 @@ class Feeder:
         self._memory.free(slot)
         return held
 
-    def _take(self, process: _Process, message: Any) -> None:
+    def _take(self, process: FeederProcess, message: Any) -> None:
         """Takes a message of a process; the unit that it works at is its first one."""
         if self._failure:
             return
@@ -527,7 +308,7 @@ class Feeder:
             process.is_ready = True
             self._failed_starts = 0
 
-    def _add(self, process: _Process, prepared: Prepared) -> None:
+    def _add(self, process: FeederProcess, prepared: Prepared) -> None:
         unit = process.units[0]
         if "storage" in PROCESS.failing:  # perhaps a process waits for a store that has answered this one
             for uri in unit.answered(prepared):
@@ -539,7 +320,7 @@ class Feeder:
         if not is_whole:
             process.start(unit)  # behind a unit that the process has already
 
-    def _deliver(self, process: _Process, portion: Portion) -> None:
+    def _deliver(self, process: FeederProcess, portion: Portion) -> None:
         """Passes some tiles of an image on, which counts as read; the last ones end its unit."""
         unit = process.units[0]
         chunk, result = unit.chunk, unit.chunk.result
@@ -561,7 +342,7 @@ class Feeder:
         for process in self._running:
             process.send(message)
 
-    def _note_death(self, process: _Process, code: int) -> _Unit | None:
+    def _note_death(self, process: FeederProcess, code: int) -> Unit | None:
         """Blames the image that a process died of, if it was tried alone; returns the unit to try again, if it died of one.
 
         Other processes go on with its other units.
@@ -589,7 +370,7 @@ class Feeder:
         if self._failed_starts >= _STARTS and not self._running:
             raise ModelError(f"the processes that decode images do not start: {why}")
 
-    def _end(self, unit: _Unit) -> None:
+    def _end(self, unit: Unit) -> None:
         """Notes that nobody works at a unit any more; its chunk is ready with its last one."""
         chunk = unit.chunk
         PROCESS.parts["read"].end(len(unit.places) if unit.has_begun else 0)
@@ -616,7 +397,7 @@ class Feeder:
 
         chunk.result.set_result(FedChunk(chunk.images, chunk.to, pixels, fitted, chunk.failures, time.monotonic(), release))
 
-    def _pixels(self, chunk: _Chunk, fitted: Sequence[Fitted]) -> np.ndarray:
+    def _pixels(self, chunk: Chunk, fitted: Sequence[Fitted]) -> np.ndarray:
         """The pixels of the fitted images, without the gaps of those that failed."""
         if not fitted:
             return np.empty((0, *chunk.to.most_hw, 3), np.uint8)
@@ -632,7 +413,7 @@ class Feeder:
                 pixels[number] = pixels[each.place]
         return pixels[: len(fitted)]
 
-    def _tiles(self, chunk: _Chunk, fitted: Fitted) -> np.ndarray:
+    def _tiles(self, chunk: Chunk, fitted: Fitted) -> np.ndarray:
         """The pixels of the tiles that are ready, in the half of the slot that is theirs."""
         shape = (chunk.most_tiles, *fitted.pixels_hw, 3)
         half = math.prod(shape)

@@ -14,7 +14,8 @@ import numpy as np
 import psutil
 from PIL import Image
 
-from pipeline.feed.feeder import FedChunk, Feeder
+from pipeline.feed.chunks import FedChunk
+from pipeline.feed.feeder import Feeder
 from pipeline.feed.fit import ModelInput
 from pipeline.feed.work import Limits
 from pipeline.records import EncodedImage, ImageRef

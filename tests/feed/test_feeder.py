@@ -20,7 +20,8 @@ from pipeline.detect.process_memory import trim_memory
 from pipeline.errors import AwayError, ModelError
 from pipeline.failures import MAY_PASS
 from pipeline.feed.decode import decode_image
-from pipeline.feed.feeder import Feeder, _Process
+from pipeline.feed.feeder import Feeder
+from pipeline.feed.feeder_process import FeederProcess
 from pipeline.feed.fit import ModelInput, fit
 from pipeline.feed.shared_memory import size_of
 from pipeline.feed.thumbnails import make_thumbnail
@@ -514,7 +515,7 @@ def test_a_process_reads_on_while_its_answers_wait_though_a_store_is_back(monkey
         ended.callback(os.close, memory)
         ended.callback(os.close, locks)
         os.ftruncate(memory, size_of(1))
-        process = _Process(memory, locks)
+        process = FeederProcess(memory, locks)
         ended.callback(process.bury)
         process.send(LIMITS)
         messages = process.messages()
