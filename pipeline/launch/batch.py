@@ -18,7 +18,7 @@ from apache_beam.io.filesystems import FileSystems
 from pipeline import graph
 from pipeline.config import Config
 from pipeline.detect.detector import Detector
-from pipeline.errors import DEAD, DONE, BusyError, InputError
+from pipeline.errors import DEAD, DONE, BusyError
 from pipeline.launch.dry_run import Planned, first_images, model_lines, tried
 from pipeline.launch.execute import execute, place_of
 from pipeline.launch.finalize import stopped_by_signals
@@ -26,7 +26,7 @@ from pipeline.launch.loading import detector_loading, is_elsewhere, load_detecto
 from pipeline.launch.options import Job, checked_job
 from pipeline.launch.other_version import tell_of_other_version
 from pipeline.log_lines import bind_run_id, console, say
-from pipeline.outcome.conclude import Conclusion, names_of_files
+from pipeline.outcome.conclude import Conclusion, names_no_image, names_of_files
 from pipeline.read.done_rows import NEW, DoneRows
 from pipeline.read.list_images import check_inputs, folders_in_manifests, folders_of, list_images
 from pipeline.read.manifests import is_manifest
@@ -86,7 +86,7 @@ def show_plan(job: Job) -> int:
         found = graph.dead_letter_replay(config).refs_in_results()
     planned = _planned(found, _done(config, RowVersion.of(config.as_dict(), _model_of(job, detector))))
     if planned.is_empty and not config.allow_empty:
-        raise _nothing(config)
+        raise names_no_image(config.input)
     say(planned.lines(left_out))
     say(f"         from {pattern}" for pattern in patterns if is_container(pattern) or is_manifest(pattern))
     say([f"         of {config.dates}"] if config.dates else [])
@@ -188,7 +188,3 @@ def _run_to_end(job: Job, run: Run, model: tuple[str, str], *, wait: bool) -> in
     return execute(
         place, end, lambda empty: graph.build(empty, config, source, sink, end, lazily=lazily), loading=loading, wait=wait
     )
-
-
-def _nothing(config: Config) -> InputError:
-    return InputError(f"input {', '.join(config.input)}: names no image")

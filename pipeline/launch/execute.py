@@ -34,7 +34,7 @@ from pipeline.results.run import Run
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
 from pipeline.stats.summary import RunFacts
-from pipeline.stats.worker_reports import REPORT_SECONDS, WorkerContext, WorkerReports, naming_failures
+from pipeline.stats.worker_reports import WorkerContext, WorkerReports, naming_failures
 
 _LOOK_SECONDS = 2.0
 
@@ -150,7 +150,7 @@ class Elsewhere:
 
     def outcome_of_stream(self, end: Conclusion, _stats: JobStats) -> Outcome:
         """Ends a stream, given what its workers have reported."""
-        return _outcome_of_reports(end)
+        return end.of_reports()
 
 
 def place_of(job: Job, run: Run) -> Here | Elsewhere:
@@ -247,7 +247,7 @@ def _watch(launched: Launched, config: Config) -> None:
         else:
             _wait(runner, running)
     if streams and not run.has_outcome():
-        _outcome_of_reports(Conclusion(run, launched.facts)).keep(run)
+        Conclusion(run, launched.facts).of_reports().keep(run)
     run.remove_if_possible()
 
 
@@ -290,12 +290,6 @@ def _ended_by(run: Run) -> Iterator[None]:
             Outcome.of(why).keep(run)
             run.remove_if_possible()
             raise
-
-
-def _outcome_of_reports(end: Conclusion) -> Outcome:
-    """Ends a stream, given what its workers have reported."""
-    time.sleep(2 * REPORT_SECONDS)  # a busy worker is late
-    return end.of_reports()
 
 
 def _shown(run: Run) -> int:

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -34,7 +34,7 @@ from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import REPORT_SAMPLES, chosen
 from pipeline.stats.summary import RunFacts, left_out_line, summarise
-from pipeline.stats.worker_reports import REPORT_SECONDS, WorkerReports, at_end
+from pipeline.stats.worker_reports import WorkerReports, at_end
 from pipeline.storage.files import delete_files, write_file
 from pipeline.storage.store import retried
 from pipeline.storage.stores import store_of
@@ -77,13 +77,13 @@ class Conclusion:
         """
         config = self.facts.config
         if not (stats.named or config["allow_empty"]):
-            raise InputError(f"input {', '.join(config['input'])}: names no image")
+            raise names_no_image(config["input"])
         ended = self.reported(stats)
         return msgspec.structs.replace(ended, lines=(*ended.lines, *self._exported(stats)))
 
     def of_reports(self) -> Outcome:
         """Ends a stream that ran elsewhere, given what its workers have reported."""
-        stats = self._of_workers()
+        stats = self._reports().last()
         if stats == JobStats():
             return Outcome(DONE, lines=("no worker has reported its figures; the runner has them, as Beam metrics",))
         return self.reported(stats)
@@ -104,7 +104,7 @@ class Conclusion:
         _renewed[self.run.name] = time.monotonic()
         try:
             if self.run.is_open():
-                stats = self._of_workers()
+                stats = self._reports().now()
                 self._write_own(self._contents(self._summary(stats), stats))
         except Exception as err:  # noqa: BLE001  the next window renews them
             _log.warning("summary and report are not renewed (%s)", one_line(err))
@@ -116,8 +116,8 @@ class Conclusion:
         lines = (*self._lines(summary, stats.canary.line() if stats.canary else ""),)
         return Outcome(*self._judged(summary["images"], stats, is_replay="recovered" in summary), lines)
 
-    def _of_workers(self) -> JobStats:
-        return WorkerReports(self.run, self._samples, streaming=True).now()
+    def _reports(self) -> WorkerReports:
+        return WorkerReports(self.run, self._samples, streaming=True)
 
     @property
     def _samples(self) -> int:
@@ -248,11 +248,14 @@ def conclude(stats: JobStats, conclusion: Conclusion, spec: DetectorSpec) -> Non
 
 def _model_of_workers(run: Run) -> JobStats:
     """Facts of the model in use, as workers have reported them; with the last figures of a canary."""
-    found = WorkerReports(run).now()
-    if found.canary:
-        time.sleep(2 * REPORT_SECONDS)  # a busy worker is late
-        found = WorkerReports(run).now()
-    return found
+    reports = WorkerReports(run)
+    found = reports.now()
+    return reports.last() if found.canary else found
+
+
+def names_no_image(patterns: Sequence[str]) -> InputError:
+    """The error of a job whose input names nothing."""
+    return InputError(f"input {', '.join(patterns)}: names no image")
 
 
 def names_of_files(write: WriteConfig, detected: bool = True, dead: bool = True) -> list[str]:

@@ -6,9 +6,7 @@ it, as soon as the runner knows that the job has ended. The first outcome of a r
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 from typing import Any
 
 import msgspec
@@ -21,7 +19,7 @@ from pipeline.results.run import Run
 from pipeline.secrets import masked_text
 from pipeline.stats.process import PROCESS
 from pipeline.stats.summary import RunFacts
-from pipeline.storage.files import add_file, read_checked, write_file
+from pipeline.storage.files import add_file, write_file
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -52,7 +50,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     def show(self, run: Run) -> int:
         """Prints it, and notes the summary for whom it is sent to; returns the exit code."""
-        PROCESS.summary = read_checked(f"{run.reports}/{SUMMARY}", _object) or {}
+        PROCESS.summary = read_summary_as(dict[str, Any], f"{run.reports}/{SUMMARY}") or {}
         say(self.lines)
         if self.error:
             console.error("%s", self.error)
@@ -92,10 +90,3 @@ def launched_of(run: Run) -> Launched | None:
     """How a run can be found; None if it runs in its launcher's process, or is no run."""
     found: Launched | None = read_summary_as(Launched, f"{run.reports}/{JOB}")
     return found and dataclasses.replace(found, run=run)  # the folder as it is named now, whatever stands in the file
-
-
-def _object(content: bytes) -> dict[str, Any]:
-    found = json.loads(content)
-    with contextlib.suppress(TypeError):
-        return dict(found)
-    return {}

@@ -201,6 +201,11 @@ class WorkerReports:
         PROCESS.waiting_for = of_workers if reports else "waiting for workers"
         return self._sum(reports)
 
+    def last(self) -> JobStats:
+        """The sum at the end of a job, once a busy worker, which is late, has reported."""
+        time.sleep(2 * REPORT_SECONDS)
+        return self.now()
+
     def failure(self) -> UserError | None:
         """Why a worker has ended its process; None if none has."""
         with contextlib.suppress(Exception):  # then the runner's error has to do

@@ -32,8 +32,8 @@ def members_of(
     Args:
       container: As a message names it. Its members are of the same message.
       config: How containers are read.
-      others: Further members of the same archive that the message names, which are read in the same pass.
       stop: Ends the waiting for storage. The container is then skipped, so its message comes again.
+      others: Further members of the same archive that the message names, which are read in the same pass.
 
     Yields:
       What `images_in` yields, with the fields of the message; behind the bounds one dead letter that names batch.
