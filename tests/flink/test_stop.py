@@ -70,7 +70,7 @@ def check_figures(job: StreamingJob, answered: int) -> None:
     assert 0 < detected <= answered and images["dead"] == 0, job.output()
     assert images["read"] == detected + images["skipped"]
     assert set(summary["latency_ms"]) == {"p50", "p90", "p99", "max"} and summary["submission_seconds"] > 0
-    progress = r"^ *\d+ s  \d+ of \d+ images, \d+\.\d images/s, batches of .*, event-to-publish p50 \d+ ms"
+    progress = r"^ *\d+ s  \d+ of \d+ images?, \d+\.\d images/s, batches of .*, event-to-publish p50 \d+ ms"
     assert re.search(progress, without_stamps(job.output()), re.MULTILINE)
     assert f"{images['read']} images read: {detected} detected, 0 dead" in job.output()
     assert (job.archive / "report.html").exists()
