@@ -41,7 +41,7 @@ class ArchivedStream:
         self.clock, self.threads, self.held = Clock(), RunThreads(), Counter[str]()
         self.folder = folder
         subscriber = SimpleNamespace(hold=self.held.update, end_hold=end_hold)
-        self.archive = Archive(RowWriter(Run(folder, run), VERSION), 10.0, self.threads, subscriber, self.clock)
+        self.archive = Archive(RowWriter(Run(folder, run), VERSION), 10.0, self.threads, subscriber, clock=self.clock)
 
     def add(self, *names: str, message: str = "") -> None:
         """Adds the records of a bundle, each of a message of its own or all of one."""

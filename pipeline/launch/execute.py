@@ -80,8 +80,15 @@ class Here:
         """Ends a stream whose rows are all there, given what has been counted."""
         if detector := detector_in_use(graph.detector_spec(self.job.config)):
             stats.take_model(detector.model_stats(CANARY_SECONDS))
-            end = dataclasses.replace(end, facts=end.facts.ready(detector.ready_at))
-        return end.reported(stats)
+        return self._ready(end).reported(stats)
+
+    def renewing(self, end: Conclusion, stats: Callable[[], JobStats]) -> Callable[[], None]:
+        """What renews the reports of a stream that goes on, given what is counted."""
+        return lambda: self._ready(end).renew(stats)
+
+    def _ready(self, end: Conclusion) -> Conclusion:
+        detector = detector_in_use(graph.detector_spec(self.job.config))
+        return dataclasses.replace(end, facts=end.facts.ready(detector.ready_at)) if detector else end
 
 
 class Elsewhere:
@@ -163,7 +170,7 @@ def execute(
     end: Conclusion,
     build: Callable[[beam.Pipeline], object],
     *,
-    around: _Block = nullcontext,
+    around: Callable[[Callable[[], JobStats]], AbstractContextManager[object]] = nullcontext,
     loading: _Block = nullcontext,
     stop: Callable[[], object] | None = None,
     begun: str = "",
@@ -175,7 +182,7 @@ def execute(
       place: Where the steps are.
       end: What the end of the run takes.
       build: Adds the steps to an empty pipeline.
-      around: What surrounds the graph and ends before the reports are made.
+      around: What surrounds the graph and ends before the reports are made; takes what gives the statistics.
       loading: Loads the model.
       stop: Of a stream, what the first signal calls, before the runner is told to end it; None: a signal stops the job.
       begun: What to say once it runs.
@@ -197,7 +204,13 @@ def execute(
             job.runner.end_stream(place.running)
 
     with place.opened() as stats:
-        with around(), job.runner.served(job.options), monitored(job.config, stats), loading(), naming_failures(place.failure):
+        with (
+            around(stats),
+            job.runner.served(job.options),
+            monitored(job.config, stats),
+            loading(),
+            naming_failures(place.failure),
+        ):
             pipeline = job.pipeline()
             build(pipeline)
             with finished_by_signals(end_stream) if stop else nullcontext():

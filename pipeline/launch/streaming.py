@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from apache_beam.options.pipeline_options import StandardOptions
 
@@ -18,7 +18,7 @@ from pipeline.config import Config
 from pipeline.detect.load_detector import detector_in_use
 from pipeline.errors import DONE, ConfigError, InputError
 from pipeline.launch.dry_run import model_lines
-from pipeline.launch.execute import execute, place_of
+from pipeline.launch.execute import Elsewhere, Here, execute, place_of
 from pipeline.launch.finalize import stopped_by_signals
 from pipeline.launch.loading import is_elsewhere, load_detector, model_known, tried_here
 from pipeline.launch.options import Job, checked_job
@@ -28,6 +28,7 @@ from pipeline.outcome.conclude import Conclusion
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import check_output
 from pipeline.results.run import Run
+from pipeline.stats.job_stats import JobStats
 from pipeline.stats.progress import in_background
 from pipeline.stats.worker_reports import WorkerContext
 from pipeline.stream.check_pubsub import check_subscription, check_topic
@@ -94,7 +95,7 @@ def run(job: Job, *, wait: bool = True) -> int:
             place,
             end,
             lambda empty: graph.build_streaming(empty, config, settings, native_source=job.runner.native_source),
-            around=functools.partial(_around, config, settings),
+            around=functools.partial(_around, settings, place, end),
             loading=functools.partial(_loaded, config) if job.in_process else contextlib.nullcontext,
             stop=functools.partial(_end_intake, settings),
             begun=f"reading {config.input[0]}; {job.runner.guarantee}; Ctrl-C stops",
@@ -103,9 +104,10 @@ def run(job: Job, *, wait: bool = True) -> int:
 
 
 @contextlib.contextmanager
-def _around(config: Config, settings: RunSettings) -> Iterator[None]:
+def _around(settings: RunSettings, place: Here | Elsewhere, end: Conclusion, stats: Callable[[], JobStats]) -> Iterator[None]:
     """Keeps what the steps in this process share, and asks for the messages that nobody has received."""
-    with opened(settings) if settings.in_process else contextlib.nullcontext():
+    config = place.job.config
+    with opened(settings, place.renewing(end, stats)) if isinstance(place, Here) else contextlib.nullcontext():
         if config.monitoring.metrics_port is None or "PUBSUB_EMULATOR_HOST" in os.environ:
             yield
             return

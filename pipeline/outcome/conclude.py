@@ -1,8 +1,8 @@
 """The last step of a job: summary, report, samples, exports and outcome.
 
 A batch job's graph ends with `conclude`, which gets the statistics of all rows. A runner may repeat that step, so it does nothing
-where the run has an outcome, and writes the same files where it has none yet. In a stream elsewhere each worker renews summary
-and report when it has written a window of rows, at most once a minute, and when its process ends.
+where the run has an outcome, and writes the same files where it has none yet. In a stream each process that writes windows of
+rows renews summary and report after one, at most once a minute; a worker elsewhere also does when its process ends.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -88,10 +88,14 @@ class Conclusion:
             return Outcome(DONE, lines=("no worker has reported its figures; the runner has them, as Beam metrics",))
         return self.reported(stats)
 
-    def renew(self) -> None:
-        """Writes the reports of a stream that goes on elsewhere, at most once a minute in each process; they cost it nothing."""
+    def renew(self, stats: Callable[[], JobStats] | None = None) -> None:
+        """Writes the reports of a stream that goes on, at most once a minute in each process.
+
+        Args:
+          stats: Gives what has been counted; default: what workers elsewhere have reported.
+        """
         if time.monotonic() - _renewed.get(self.run.name, float("-inf")) >= _RENEW_SECONDS:
-            self.renew_now()
+            self.renew_now(stats)
 
     def renew_at_end(self) -> None:
         """Renews the reports once more when this process ends."""
@@ -99,13 +103,13 @@ class Conclusion:
             _renewed_at_end.add(self.run.name)
             at_end.append(self.renew_now)
 
-    def renew_now(self) -> None:
-        """Writes the reports of a stream that goes on elsewhere, or whose worker ends."""
+    def renew_now(self, stats: Callable[[], JobStats] | None = None) -> None:
+        """Writes the reports of a stream that goes on, or whose worker ends; `stats` as `renew` has it."""
         _renewed[self.run.name] = time.monotonic()
         try:
             if self.run.is_open():
-                stats = self._reports().now()
-                self._write_own(self._contents(self._summary(stats), stats))
+                counted = (stats or self._reports().now)()
+                self._write_own(self._contents(self._summary(counted), counted))
         except Exception as err:  # noqa: BLE001  the next window renews them
             _log.warning("summary and report are not renewed (%s)", one_line(err))
 

@@ -69,6 +69,10 @@ class RowWriter(NamedTuple):
         return add_rows(self.run, kind, table, [record.ref.message_id for record in records])
 
 
+def no_reports() -> None:
+    """Renews nothing."""
+
+
 @dataclasses.dataclass
 class _Window:
     opened_at: float = 0.0
@@ -89,6 +93,7 @@ class Archive:
       window_s: Longest time from a window's first row to its end.
       threads: The run's threads: `stop` ends all waiting, and the failure of a thread ends the waiting for room.
       subscriber: Holds the messages.
+      renew: Called after each window, whose messages are then acknowledged.
       clock: Seconds, monotonic.
     """
 
@@ -98,10 +103,12 @@ class Archive:
         window_s: float,
         threads: RunThreads,
         subscriber: Subscriber,
+        *,
+        renew: Callable[[], object] = no_reports,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._writer, self._window_s = writer, window_s
-        self._threads, self._subscriber, self._clock = threads, subscriber, clock
+        self._threads, self._subscriber, self._renew, self._clock = threads, subscriber, renew, clock
         self._changed = threading.Condition()
         self._filling, self._closed = _Window(), _Window()
         self._writing = threading.Lock()
@@ -154,6 +161,7 @@ class Archive:
             is_over = window.is_full or (bool(window.records) and self._clock() - window.opened_at >= self._window_s)
         if is_over or self._closed.records:
             self._write_window()
+            self._renew()
 
     def finish(self) -> None:
         """Writes all that is left, without waiting for storage that fails; to be called when the last bundle has ended."""

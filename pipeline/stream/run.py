@@ -21,7 +21,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import apache_beam as beam
 
@@ -34,7 +34,7 @@ from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import REPORT_SAMPLES
 from pipeline.stats.worker_reports import WorkerContext
 from pipeline.stream.answers import Answers
-from pipeline.stream.archive import Archive, RowWriter
+from pipeline.stream.archive import Archive, RowWriter, no_reports
 from pipeline.stream.dedup_cache import DedupCache
 from pipeline.stream.delayed_acks import DelayedAcks
 from pipeline.stream.outgoing import Outcome
@@ -97,7 +97,7 @@ class StreamRun:
       archive: Writes its rows; None if another step does, or no files are wanted.
     """
 
-    def __init__(self, settings: RunSettings):
+    def __init__(self, settings: RunSettings, renew: Callable[[], object] = no_reports):
         stream = settings.config.stream
         self.settings = settings
         self.threads = RunThreads()
@@ -112,7 +112,7 @@ class StreamRun:
         if stream.answer_topic:
             self.threads.start("answering", functools.partial(self.answers.keep_publishing, self.threads.closed))
         if settings.results and settings.in_process:
-            self.archive = Archive(settings.writer, settings.config.write.window_s, self.threads, self.subscriber)
+            self.archive = Archive(settings.writer, settings.config.write.window_s, self.threads, self.subscriber, renew=renew)
             self.threads.start("archiving", self.archive.keep_writing)
             self.threads.start("compacting", self.archive.keep_compacting)
 
@@ -151,9 +151,9 @@ _opening = threading.Lock()
 
 
 @contextlib.contextmanager
-def opened(settings: RunSettings) -> Iterator[StreamRun]:
-    """Opens a run for the length of a block."""
-    run = _runs[settings.name] = StreamRun(settings)
+def opened(settings: RunSettings, renew: Callable[[], object] = no_reports) -> Iterator[StreamRun]:
+    """Opens a run for the length of a block; `renew` is called after each window of its archive."""
+    run = _runs[settings.name] = StreamRun(settings, renew)
     try:
         yield run
     finally:

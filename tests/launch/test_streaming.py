@@ -270,6 +270,20 @@ def test_a_stream_that_is_stopped_while_its_store_is_away_skips_what_it_cannot_r
         assert not job.rest(job.dead_letters)
 
 
+def test_the_reports_of_a_stream_are_there_after_its_first_window(pubsub_emulator, tmp_path, bright_model, bright_png):
+    """So one that is killed leaves them. The copies at the top are of runs that ended."""
+    with StreamingJob(pubsub_emulator, tmp_path, bright_model, "--shard-seconds", "1") as job:
+        job.publish(bright_png)
+        wait_until(lambda: [*job.archive.glob("runs/*/summary.json")], job.output)
+        (path,) = job.archive.glob("runs/*/summary.json")
+        renewed = json.loads(path.read_text())
+        assert path.with_name("report.html").exists() and not (job.archive / "summary.json").exists()
+        assert job.signal(signal.SIGTERM) == 0, job.output()
+    last = json.loads((job.archive / "summary.json").read_text())
+    assert last["images"] == renewed["images"] == {"read": 1, "detected": 1, "dead": 0, "skipped": 0}
+    assert [last[each] for each in ("model", "startup_seconds")] == [renewed[each] for each in ("model", "startup_seconds")]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

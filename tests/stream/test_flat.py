@@ -45,7 +45,7 @@ def a_day(folder: Path) -> tuple[list[int], list[int], int]:
     clock = Clock(START)
     held: list[str] = []
     subscriber = SimpleNamespace(hold=held.extend, end_hold=lambda ended: held.__delitem__(slice(len(ended))))
-    archive = Archive(RowWriter(Run(str(folder), "run")), WINDOW_S, RunThreads(), subscriber, clock)
+    archive = Archive(RowWriter(Run(str(folder), "run")), WINDOW_S, RunThreads(), subscriber, clock=clock)
     answers = Answers("topic", 60.0, SimpleNamespace(hold=len), clock)
     recent = DedupCache(600.0, answers.done, clock=clock)
     kept, most_held, overdue, number = [], [], 0, 0
