@@ -12,7 +12,7 @@ import numpy as np
 
 from models.progress import shown
 from pipeline.results.completion import contains
-from pipeline.results.reader import ResultsFolder, batches_in, parquet_file
+from pipeline.results.reader import DamagedError, ResultsFolder, batches_in, parquet_file
 from pipeline.results.rows import exact_uris
 from pipeline.results.shards import KEYS, Shard, digest, mark_of
 from pipeline.storage.files import delete_files, write_file
@@ -60,11 +60,11 @@ def _keys(shard: Shard, source: Any) -> np.ndarray:
     """The keys of a shard, of which every page is read.
 
     Raises:
-      ValueError: A merged shard has others than it says.
+      DamagedError: A merged shard has others than it says.
     """
     with parquet_file(shard, source) as file:
         keys = np.concatenate([np.zeros(0, np.uint64), *(batch["key"].to_numpy() for batch in batches_in(shard, file))])
         said = (file.schema_arrow.metadata or {}).get(KEYS)
     if said not in (None, digest(keys)):
-        raise ValueError("expected the rows that a compaction merged into it, got others")
+        raise DamagedError("expected the rows that a compaction merged into it, got others")
     return keys

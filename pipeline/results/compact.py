@@ -12,8 +12,8 @@
 Nothing but the rows says what a merged shard replaces. So one that somebody else put there, or that lost rows, hides nothing; and
 where a compaction died before it deleted its sources, their rows lose to the equal ones of the merged shard the next time.
 
-Of one key the newest row stays, a detection before any dead letter; of equal ones that in the shard of the highest level, then of
-the last name. A merged shard has a higher level than its sources, so a row that stays only ever rises in one order that all
+Of one key the newest detection stays, and the newest dead letter if it is newer still: it may choose the key that counts (see
+`row_rule`). Of equal rows that in the shard of the highest level stays, then of the last name. A merged shard has a higher level than its sources, so a row that stays only ever rises in one order that all
 compactions share. So two at once, of which one was paused for a day, never each drop the other's copy of a row.
 """
 
@@ -180,26 +180,32 @@ def _decided(results: ResultsFolder, parts: Sequence[_Part], keep_latest: bool, 
 
 
 def _mark_lost(parts: Sequence[_Part], keep_latest: bool) -> None:
-    """Marks the rows that another row of their key beats, and dead letters without a generation of images detected since."""
-    ranked = [part.ranked for part in parts]
-    for part, mask in zip(parts, superseded([Ranked.by_key(*each[1:3], each.detected) for each in ranked]), strict=True):
-        part.lost[:] = mask
+    """Marks the rows that a newer one of their kind and key beats, and dead letters of images that were detected since."""
     detected = [part for part in parts if part.ranked.detected]
+    letters = [part for part in parts if not part.ranked.detected]
+    for of_kind in (detected, letters):
+        ranked = [Ranked.by_key(*part.ranked[1:3], part.ranked.detected) for part in of_kind]
+        for part, mask in zip(of_kind, superseded(ranked), strict=True):
+            part.lost[:] = mask
     if keep_latest:
-        current = dict(zip((part.shard for part in parts), superseded(ranked), strict=True))
+        current = dict(zip((part.shard for part in parts), superseded([part.ranked for part in parts]), strict=True))
         for part, mask in zip(detected, superseded([part.ranked for part in detected]), strict=True):
             part.lost[:] |= mask & current[part.shard]
-    loose = [part for part in parts if not part.ranked.chooses.all()]
-    if not (loose and detected):
+    asked = np.unique(np.concatenate([np.zeros(0, np.uint64), *(part.ranked.keys for part in letters)]))
+    answers = [
+        (keys[is_asked], part.ranked.made_at[is_asked])
+        for part in detected
+        for keys in (part.ranked.keys, part.loose_keys)
+        if (is_asked := contains(asked, keys)).any()
+    ]
+    if not answers:
         return
-    keys = np.concatenate([part.loose_keys for part in detected])
-    made_at = np.concatenate([part.ranked.made_at for part in detected])
+    keys, made_at = map(np.concatenate, zip(*answers, strict=True))
     order = np.lexsort((made_at, keys))
     keys, made_at = keys[order], made_at[order]
-    for part in loose if len(keys) else ():
+    for part in letters:
         newest = np.searchsorted(keys, part.ranked.keys, "right") - 1  # -1: the last one, of another key
-        is_answered = (keys[newest] == part.ranked.keys) & (made_at[newest] >= part.ranked.made_at)
-        part.lost[:] |= is_answered & ~part.ranked.chooses
+        part.lost[:] |= (keys[newest] == part.ranked.keys) & (made_at[newest] >= part.ranked.made_at)
 
 
 def _groups(parts: Sequence[_Part], share: float) -> list[list[_Part]]:

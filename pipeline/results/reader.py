@@ -49,8 +49,8 @@ _Answer = TypeVar("_Answer")
 _Item = TypeVar("_Item")
 
 
-class _DamagedError(Exception):
-    """A shard is damaged; the message says how."""
+class DamagedError(Exception):
+    """A shard is damaged; the message says how. Functions that `ResultsFolder.read` calls may raise it, too."""
 
 
 class ResultsFolder:
@@ -95,7 +95,7 @@ class ResultsFolder:
         """What a function makes of each shard's open file, shard by shard; it runs side by side on several threads.
 
         Args:
-          project: Gets a shard and its file.
+          project: Gets a shard and its file, which `parquet_file` opens; what else it raises is no damage.
           shards: Default: all.
           begin_anew: Whether a shard that is gone is an error; else it is left out.
 
@@ -104,15 +104,15 @@ class ResultsFolder:
           UnreadableError: A shard cannot be read now.
         """
 
-        def outcome(shard: Shard) -> _Answer | _DamagedError | FileNotFoundError:
+        def outcome(shard: Shard) -> _Answer | DamagedError | FileNotFoundError:
             try:
-                with _reading(shard), _source(shard) as source:
+                with _source(shard) as source:
                     return project(shard, source)
-            except (_DamagedError, FileNotFoundError) as err:
+            except (DamagedError, FileNotFoundError) as err:
                 return err
 
         for shard, found in side_by_side(outcome, self.shards if shards is None else shards):
-            if isinstance(found, _DamagedError):
+            if isinstance(found, DamagedError):
                 self._name_damaged(shard, found)
             elif not isinstance(found, FileNotFoundError):
                 yield shard, found
@@ -151,16 +151,16 @@ class ResultsFolder:
         """
         for shard, content in side_by_side(_fetched_ahead, self.shards if shards is None else shards):
             try:
-                with _reading(shard), _source(shard, content) as source, parquet_file(shard, source) as file:
+                with _source(shard, content) as source, parquet_file(shard, source) as file:
                     for batch in batches_in(shard, file, columns, rows):
                         yield shard, batch
-            except _DamagedError as err:
+            except DamagedError as err:
                 self._name_damaged(shard, err)
             except FileNotFoundError:
                 if begin_anew:
                     raise
 
-    def _name_damaged(self, shard: Shard, err: _DamagedError) -> None:
+    def _name_damaged(self, shard: Shard, err: DamagedError) -> None:
         warn_unreadable(shard.path, str(err))
         self.damaged[shard.path] = str(err)
 
@@ -253,7 +253,7 @@ def _reading(shard: Shard) -> Iterator[None]:
     Raises:
       FileNotFoundError: The shard is gone.
       UnreadableError: It cannot be read now.
-      _DamagedError: It is damaged.
+      DamagedError: It is damaged.
     """
     try:
         yield
@@ -264,7 +264,7 @@ def _reading(shard: Shard) -> Iterator[None]:
     except (OSError, StoreError, *_DAMAGE) as err:
         # what Parquet's reader finds wrong is an OSError without a number; those of a disk have one, those of a network a class
         if (type(err) is OSError and err.errno is None) or (isinstance(err, _DAMAGE) and not isinstance(err, OSError)):
-            raise _DamagedError(one_line(err)) from err
+            raise DamagedError(one_line(err)) from err
         raise UnreadableError(f"{shard.path} cannot be read now: {one_line(err)}; try again once it can be") from err
 
 
@@ -288,22 +288,28 @@ def _fetched_ahead(shard: Shard) -> bytes | None:
 @contextlib.contextmanager
 def _source(shard: Shard, content: bytes | None = None) -> Iterator[Any]:
     """Opens the file of a shard; of a large object only the parts that are read are fetched."""
+    with contextlib.ExitStack() as opened:
+        with _reading(shard):
+            source = opened.enter_context(_opened(shard, content))
+        yield source
+
+
+def _opened(shard: Shard, content: bytes | None) -> Any:
     if "://" not in shard.path:
-        with pa.OSFile(os.fsencode(shard.path)) as file:  # as text it takes only Unicode
-            yield file
-    elif (content := _fetched(shard) if content is None else content) is not None:
-        yield pa.BufferReader(content)
-    else:
-        found = FoundFile(shard.path, shard.size_bytes, shard.generation)
-        with open_object(found, retried(store_of(shard.path).read_range), _WHOLE_BYTES) as file:
-            yield file
+        return pa.OSFile(os.fsencode(shard.path))  # as text it takes only Unicode
+    if (content := _fetched(shard) if content is None else content) is not None:
+        return pa.BufferReader(content)
+    found = FoundFile(shard.path, shard.size_bytes, shard.generation)
+    return open_object(found, retried(store_of(shard.path).read_range), _WHOLE_BYTES)
 
 
 @contextlib.contextmanager
 def parquet_file(shard: Shard, source: Any) -> Iterator[pq.ParquetFile]:
     """Opens the Parquet file of a shard, whose checksums are checked, for a function that `ResultsFolder.read` calls."""
-    with pq.ParquetFile(source, page_checksum_verification=True) as file:
-        _check_rows(shard, file.metadata.num_rows)
+    with contextlib.ExitStack() as opened:
+        with _reading(shard):
+            file = opened.enter_context(pq.ParquetFile(source, page_checksum_verification=True))
+            _check_rows(shard, file.metadata.num_rows)
         yield file
 
 
@@ -312,12 +318,13 @@ def batches_in(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of an open shard in parts of bounded bytes, with the columns of this release."""
     of = FORMATS[shard.kind]
-    there = [name for name in file.schema_arrow.names if name in of.schema.names and (columns is None or name in columns)]
-    for group in range(file.metadata.num_row_groups):
-        facts = file.metadata.row_group(group)
-        at_once = max(1, min(rows, _BATCH_BYTES * facts.num_rows // max(1, facts.total_byte_size)))
-        for batch in file.iter_batches(at_once, row_groups=[group], columns=there):
-            yield of.conform(batch, columns)
+    with _reading(shard):
+        there = [name for name in file.schema_arrow.names if name in of.schema.names and (columns is None or name in columns)]
+        for group in range(file.metadata.num_row_groups):
+            facts = file.metadata.row_group(group)
+            at_once = max(1, min(rows, _BATCH_BYTES * facts.num_rows // max(1, facts.total_byte_size)))
+            for batch in file.iter_batches(at_once, row_groups=[group], columns=there):
+                yield of.conform(batch, columns)
 
 
 def _check_rows(shard: Shard, rows: int) -> None:
@@ -364,10 +371,11 @@ def _done_keys(version: RowVersion, prefixes: Sequence[str], shard: Shard, sourc
     may_match = is_done & functools.reduce(operator.or_, begins, ds.scalar(False))
     schema = FORMATS[shard.kind].schema
     checked = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
-    fragment = ds.ParquetFileFormat(default_fragment_scan_options=checked).make_fragment(source)
-    _check_rows(shard, fragment.metadata.num_rows)
-    groups = fragment.subset(may_match, schema=schema)  # by their statistics
-    keys = groups.to_table(schema, columns=["key"], filter=is_done)["key"]
-    if keys.null_count:
-        raise ValueError("expected a value of key in each row")
-    return np.asarray(keys.to_numpy())
+    with _reading(shard):
+        fragment = ds.ParquetFileFormat(default_fragment_scan_options=checked).make_fragment(source)
+        _check_rows(shard, fragment.metadata.num_rows)
+        groups = fragment.subset(may_match, schema=schema)  # by their statistics
+        keys = groups.to_table(schema, columns=["key"], filter=is_done)["key"]
+        if keys.null_count:
+            raise ValueError("expected a value of key in each row")
+        return np.asarray(keys.to_numpy())

@@ -28,6 +28,11 @@ def by_key(rows):
     return {*best.values()}
 
 
+def stored(rows):
+    """What is left of rows that are merged: of each key the row that counts, and the newest, which may choose the key."""
+    return by_key(rows) | {*{row.key: row for row in sorted(rows)}.values()}
+
+
 def current(rows):
     """Of each image and model the row that counts: the newest one chooses the key."""
     groups = defaultdict(list)

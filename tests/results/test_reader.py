@@ -21,7 +21,7 @@ from pipeline.results.compact import Compacted
 from pipeline.results.compact import compact as compacted
 from pipeline.results.current import current_rows
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
-from pipeline.results.reader import ResultsFolder, done_keys, list_shards
+from pipeline.results.reader import ResultsFolder, batches_in, done_keys, list_shards, parquet_file
 from pipeline.results.rows import FORMATS, Column, RowFormat
 from pipeline.results.shards import write_shard
 from pipeline.results.wanted import ALL, Wanted
@@ -104,11 +104,29 @@ def test_a_folder_that_cannot_be_listed_now_is_never_an_empty_one(output, number
     assert uris(output) == ["a", "b", "c"]
 
 
-def test_a_mistake_of_this_program_is_neither_damage_nor_a_disk_that_fails(output):
+def _wrong(batch):
+    """What a caller does to rows that are whole, each with a mistake."""
+    yield AttributeError, lambda: batch.no_such_method()
+    yield TypeError, lambda: len(batch) + "1"
+    yield KeyError, lambda: batch["no such column"]
+    yield ValueError, lambda: int(batch["uri"][0].as_py())
+    yield pa.ArrowInvalid, lambda: batch["uri"].cast(pa.int32())
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_mistake_of_this_program_is_neither_damage_nor_a_disk_that_fails(output, number, capsys):
+    """Only what fails while a shard is opened and read is damage of the shard, not what a caller makes of its rows."""
     results = ResultsFolder(output)
-    with pytest.raises(AttributeError):
-        list(results.read(lambda _shard, source: source.no_such_method()))
-    assert not results.damaged
+    error, wrong = [*_wrong(next(results.batches())[1])][number]
+
+    def project(shard, source):
+        with parquet_file(shard, source) as file:
+            for _ in batches_in(shard, file):
+                wrong()
+
+    with pytest.raises(error):
+        list(results.read(project))
+    assert not results.damaged and capsys.readouterr().err == ""
 
 
 def test_a_process_without_free_descriptors_loses_no_row(output, capsys):
