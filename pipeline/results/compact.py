@@ -13,8 +13,9 @@ Nothing but the rows says what a merged shard replaces. So one that somebody els
 where a compaction died before it deleted its sources, their rows lose to the equal ones of the merged shard the next time.
 
 Of one key the newest detection stays, and the newest dead letter if it is newer still: it may choose the key that counts (see
-`row_rule`). Of equal rows that in the shard of the highest level stays, then of the last name. A merged shard has a higher level than its sources, so a row that stays only ever rises in one order that all
-compactions share. So two at once, of which one was paused for a day, never each drop the other's copy of a row.
+`row_rule`). Of equal rows the one in the shard of the highest level stays, then that of the last name. A merged shard has a
+higher level than its sources, so a row that stays only ever rises in one order that all compactions share. So two at once, of
+which one was paused for a day, never each drop the other's copy of a row.
 """
 
 from __future__ import annotations

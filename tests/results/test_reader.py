@@ -106,7 +106,7 @@ def test_a_folder_that_cannot_be_listed_now_is_never_an_empty_one(output, number
 
 def _wrong(batch):
     """What a caller does to rows that are whole, each with a mistake."""
-    yield AttributeError, lambda: batch.no_such_method()
+    yield AttributeError, lambda: batch.no_such_method().more
     yield TypeError, lambda: len(batch) + "1"
     yield KeyError, lambda: batch["no such column"]
     yield ValueError, lambda: int(batch["uri"][0].as_py())

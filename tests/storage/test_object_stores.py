@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import http.server
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -11,12 +16,19 @@ import urllib3
 from urllib3.connectionpool import HTTPConnectionPool
 
 from pipeline.errors import OutputError
+from pipeline.results.current import current_rows
 from pipeline.results.layout import check_output
+from pipeline.results.reader import list_shards
+from pipeline.results.rows import detections_table
+from pipeline.results.run import Run
+from pipeline.results.shards import add_rows
 from pipeline.storage import s3
 from pipeline.storage.files import add_file, delete_files, delete_generations, exists, move_files, read_file, write_file
 from pipeline.storage.listing import files_of
 from pipeline.storage.store import ChangedError, StoreError, retried
 from pipeline.storage.stores import look_up, store_of
+from tests.processes import served
+from tests.shard_rows import VERSION, detected
 
 
 def write(path, content, over=None):
@@ -155,6 +167,77 @@ def test_a_server_that_ignores_a_condition_is_refused_in_one_line(s3_bucket, mon
     with pytest.raises(OutputError, match=f"^output {output}: its store ignores `{header}`") as caught:
         check_output(output)
     assert "\n" not in str(caught.value) and [*files_of(output, "**")] == []
+
+
+CONFLICT = b"<Error><Code>ConditionalRequestConflict</Code><Message>Another request is in progress.</Message></Error>"
+
+
+class Between(BaseHTTPRequestHandler):
+    """Passes requests on to a server of S3; of conditional writes it refuses the first with 409, or drops its answer."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        condition = self.command == "PUT" and self.headers["If-None-Match"]
+        is_first = condition and not self.server.statuses
+        if is_first and self.server.first == "refused":
+            status, headers, answer = 409, [("Content-Type", "application/xml")], CONFLICT
+        else:
+            with contextlib.closing(http.client.HTTPConnection(*self.server.upstream)) as connection:
+                connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+                for name, value in self.headers.items():
+                    if name.lower() != "expect":
+                        connection.putheader(name, value)
+                connection.endheaders(content)
+                got = connection.getresponse()
+                status, headers, answer = got.status, got.getheaders(), got.read()
+        if condition:
+            self.server.statuses.append(status)
+        if is_first and self.server.first == "lost":
+            self.close_connection = True
+            return
+        self.send_response_only(status)
+        for name, value in headers:
+            if name.lower() not in ("content-length", "transfer-encoding", "connection"):
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(b"" if self.command == "HEAD" else answer)
+
+    do_PUT = do_POST = do_HEAD = do_DELETE = do_GET
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def between(s3_bucket, monkeypatch):
+    """A server between the writer and the one of S3, which says what it answered to conditional writes."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Between)
+    server.daemon_threads = True
+    server.upstream = tuple(os.environ["AWS_ENDPOINT_URL"].removeprefix("http://").split(":"))
+    server.statuses, server.first = [], ""
+    with served(server) as port:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        s3._client_of.cache_clear()
+        yield server
+
+
+@pytest.mark.parametrize(("first", "statuses"), [("refused", [409, 200]), ("lost", [200, 412])])
+def test_a_conflict_is_tried_again_and_a_lost_answer_is_its_own_shard(s3_bucket, between, first, statuses):
+    """Two writers of one name at once get 409; who was answered by nobody meets its own object, and gets 412."""
+    run = Run(f"s3://{s3_bucket.name}/out", "0a1b", 1.0)
+    table = detections_table([detected("a.jpg")], VERSION, "0a1b", 1.0)
+    between.first = first
+    path = add_rows(run, "detections", table)
+    assert between.statuses == statuses
+    assert [shard.path for shard in list_shards(run.output)] == [path]
+    assert [row["image"]["uri"] for row in current_rows(run.output)] == ["a.jpg"]
+    others = detections_table([detected("a.jpg", confidence=0.75)], VERSION, "0a1b", 2.0)
+    assert add_rows(run, "detections", others) == path, "equal keys, as of a repeat"
+    assert between.statuses == [*statuses, 412]
+    assert [row["detections"][0]["confidence"] for row in current_rows(run.output)] == [0.5]
 
 
 @pytest.mark.parametrize("output", ["https://example.com/out", "ftp://example.com/out"])
