@@ -17,6 +17,9 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 # Else each client of Cloud Storage asks for facts of its bucket for traces, in a thread and on a connection of their own.
 os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
 
+# Modules of 0.1.0 that ran as commands, and their verbs where these have other names.
+_COMMANDS = ("compact", "cost", "doctor", "evaluate", "export", "pictures", "quantize", "reconcile", "tune", "view")
+_RENAMED = {"import_model": "import", "load_bigquery": "load", "detect.write_golden": "golden"}
 _NEEDED = ("yaml", "pydantic", "numpy", "cv2", "apache_beam")
 
 
@@ -35,11 +38,23 @@ def _startup_problem() -> str:
     return ""
 
 
+def _start_verb() -> None:
+    """Does what `python -m pipeline.compact` and its like of 0.1.0 did: goes on as `python -m pipeline compact`."""
+    place = len(sys.orig_argv) - len(sys.argv)
+    before, (module, *flags) = sys.orig_argv[1:place], sys.orig_argv[place:]
+    name = module.rpartition("pipeline.")[2]
+    if name in (*_COMMANDS, *_RENAMED):
+        verb = _RENAMED.get(name, name)
+        os.execv(sys.executable, [sys.executable, *before, module.partition("pipeline.")[0] + "pipeline", verb, *flags])  # noqa: S606
+
+
 # While Python looks for the module of `python -m pipeline.run`, or of another command here, "-m" stands for its name. It looks in
 # the current folder first, as the console command does not.
-if sys.argv[:1] == ["-m"] and (_problem := _startup_problem()):
-    print(f"error: {_problem}", file=sys.stderr)
-    sys.exit(2)
+if sys.argv[:1] == ["-m"]:
+    if _problem := _startup_problem():
+        print(f"error: {_problem}", file=sys.stderr)
+        sys.exit(2)
+    _start_verb()
 
 if TYPE_CHECKING:
     from pipeline.config import DetectConfig as DetectConfig

@@ -36,23 +36,25 @@ class Verb(NamedTuple):
 
 VERBS = {
     "run": Verb("pipeline.run", "detect objects: a batch job, a stream or a backfill"),
-    "evaluate": Verb("pipeline.evaluate", "how good an output is beside labels, or how far two outputs agree"),
-    "report": Verb("pipeline.report_folder", "make the page of a results folder anew, of all its rows or of some"),
-    "view": Verb("pipeline.view", "open a run in FiftyOne, beside its labels"),
-    "pictures": Verb("pipeline.pictures", "draw the objects of a run into its images, or cut them out"),
-    "import": Verb("pipeline.import_model", "turn a Darknet YOLO model into a SavedModel, or describe another model"),
-    "golden": Verb("pipeline.detect.write_golden", "write what a version finds in some images as a check of the next version"),
-    "quantize": Verb("pipeline.quantize", "write an int8 version of a model for OpenVINO, if it is good enough"),
-    "tune": Verb("pipeline.tune", "find the settings with which this machine detects fastest"),
-    "export": Verb("pipeline.export", "write a results folder in another format, such as CSV, COCO or YOLO, or as crops"),
-    "rows": Verb("pipeline.rows", "print the rows of a results folder as JSON Lines, for jq and other tools"),
-    "compact": Verb("pipeline.compact", "merge the many small files of a results folder"),
-    "check": Verb("pipeline.check", "are all rows of a results folder whole, and which images lost theirs by damage"),
-    "load": Verb("pipeline.load_bigquery", "load the rows of a results folder into BigQuery, each once"),
-    "reconcile": Verb("pipeline.reconcile", "which images have a result, and which have none"),
+    "evaluate": Verb("pipeline.commands.evaluate", "how good an output is beside labels, or how far two outputs agree"),
+    "report": Verb("pipeline.commands.report", "make the page of a results folder anew, of all its rows or of some"),
+    "view": Verb("pipeline.commands.view", "open a run in FiftyOne, beside its labels"),
+    "pictures": Verb("pipeline.commands.pictures", "draw the objects of a run into its images, or cut them out"),
+    "import": Verb("pipeline.commands.import_model", "turn a Darknet YOLO model into a SavedModel, or describe another model"),
+    "golden": Verb("pipeline.commands.golden", "write what a version finds in some images as a check of the next version"),
+    "quantize": Verb("pipeline.commands.quantize", "write an int8 version of a model for OpenVINO, if it is good enough"),
+    "tune": Verb("pipeline.commands.tune", "find the settings with which this machine detects fastest"),
+    "export": Verb(
+        "pipeline.commands.export", "write a results folder in another format, such as CSV, COCO or YOLO, or as crops"
+    ),
+    "rows": Verb("pipeline.commands.rows", "print the rows of a results folder as JSON Lines, for jq and other tools"),
+    "compact": Verb("pipeline.commands.compact", "merge the many small files of a results folder"),
+    "check": Verb("pipeline.commands.check", "are all rows of a results folder whole, and which images lost theirs by damage"),
+    "load": Verb("pipeline.commands.load", "load the rows of a results folder into BigQuery, each once"),
+    "reconcile": Verb("pipeline.commands.reconcile", "which images have a result, and which have none"),
     "replay": Verb("pipeline.run", "detect again in the images that failed: run --retry-dead", ("--retry-dead",)),
-    "cost": Verb("pipeline.cost", "what a job of N images takes and costs, from your prices"),
-    "doctor": Verb("pipeline.doctor", "what this machine and this installation can do, and what to install"),
+    "cost": Verb("pipeline.commands.cost", "what a job of N images takes and costs, from your prices"),
+    "doctor": Verb("pipeline.commands.doctor", "what this machine and this installation can do, and what to install"),
 }
 
 

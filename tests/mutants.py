@@ -63,7 +63,7 @@ MUTANTS = {
         "pipeline/results/compact.py",
         "        taken.append(part)\n",
         "        taken.append(part)\n        delete_files([part.shard.path])\n",
-        "tests/test_compact.py::test_killed_or_cut_off_from_power_at_any_moment_no_reader_loses_a_row_and_the_next_one_finishes",
+        "tests/commands/test_compact.py::test_killed_or_cut_off_from_power_at_any_moment_no_reader_loses_a_row_and_the_next_one_finishes",
     ),
     "ends a job for one damaged shard": Mutant(
         "pipeline/results/reader.py",
@@ -99,7 +99,7 @@ MUTANTS = {
         "pipeline/results/row_rule.py",
         "np.lexsort((made_at, detected, is_chosen, groups))",
         "np.lexsort((detected, made_at, is_chosen, groups))",
-        "tests/test_compact.py::test_which_row_stays",
+        "tests/commands/test_compact.py::test_which_row_stays",
     ),
     "blames an image for what the device does": Mutant(
         "pipeline/detect/batcher.py",

@@ -16,7 +16,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import cv2
 import numpy as np
 
-from pipeline import evaluate, run
+from pipeline import run
+from pipeline.commands import evaluate
 from pipeline.config import load_config
 from pipeline.monitoring.http_server import served
 from pipeline.monitoring.live_page import HOST, LivePage

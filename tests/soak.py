@@ -126,8 +126,8 @@ class Soak:
         self._services = {"storage": CuttableProxy(storage.removeprefix("http://")), "pubsub": CuttableProxy(emulator.host)}
         self._bucket = _new_bucket(storage)
         self._archive, images = (f"gs://{self._bucket.name}/{name}" for name in ("archive", "in/"))
-        self._compact = ("pipeline.compact", "--output", self._archive)
-        self._check = ("pipeline.check", self._archive)
+        self._compact = ("pipeline.commands.compact", "--output", self._archive)
+        self._check = ("pipeline.commands.check", self._archive)
         (self._port,) = free_ports(1)
         flags = ["--archive", self._archive, "--metrics-port", self._port, "--metrics-host", "127.0.0.1"]
         flags += ["--allow-uri-prefix", images, "--answer-deadline-s", 600]

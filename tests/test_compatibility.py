@@ -12,7 +12,8 @@ import shutil
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import export, graph, run
+from pipeline import graph, run
+from pipeline.commands import export
 from pipeline.config import load_config
 from pipeline.read.done_rows import DETECTED, FAILED, DoneRows
 from pipeline.records import ImageRef

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pipeline import evaluate, pictures, view
+from pipeline.commands import evaluate, pictures, view
 from tests.models.test_evaluate import truth
 from tests.shard_rows import OTHER, VERSION, detected, write_rows
 

@@ -156,7 +156,7 @@ def test_the_console_command_works_among_packages_of_the_same_names(installed, c
 
 
 def test_the_module_says_in_a_line_what_is_in_its_way_among_packages_of_the_same_names(installed, clone):
-    done = run_installed(installed, clone, "python", "-m", "pipeline.compact", "--help")
+    done = run_installed(installed, clone, "python", "-m", "pipeline", "compact", "--help")
     why = f"error: Python takes {clone}/models for this program's package 'models'; use detect-objects instead"
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(why) and done.stderr.count("\n") == 1

@@ -11,9 +11,9 @@ import sys
 
 import pytest
 
-from pipeline import compact, reconcile
 from pipeline.__main__ import VERBS
 from pipeline.__main__ import main as command
+from pipeline.commands import compact, reconcile
 from pipeline.config import Config, MonitoringConfig, load_config, settings
 from pipeline.config.mistakes import _FLAGS
 from pipeline.log_lines import log_lines
@@ -89,7 +89,7 @@ for argv in json.load(sys.stdin):
             code = main(argv)
         except SystemExit as end:
             code = end.code
-    heavy = ("pipeline.run", "pipeline.compact", "pipeline.evaluate", "tensorflow", "apache_beam")
+    heavy = ("pipeline.run", "pipeline.commands.compact", "pipeline.commands.evaluate", "tensorflow", "apache_beam")
     imported = [name for name in heavy if name in sys.modules]
     results.append((code, out.getvalue(), err.getvalue(), imported))
 json.dump(results, sys.stdout)
@@ -248,6 +248,22 @@ def test_each_verb_teaches_itself_under_its_own_name_and_a_wrong_flag_is_one_lin
     assert code == 0 and out.startswith(f"usage: {usage} ")
     code, out, err = ended("--no-such-flag")
     assert (code, out, err.count("\n"), err[:7]) == (2, "", 1, "error: ")
+
+
+@pytest.mark.parametrize(
+    ("old", "verb"),
+    [
+        (["-m", "pipeline.compact"], "compact"),
+        (["-Xdev", "-mpipeline.load_bigquery"], "load"),
+        (["-m", "pipeline.detect.write_golden"], "golden"),
+    ],
+)
+def test_the_modules_that_ran_as_commands_in_the_first_release_still_do_their_work(old, verb):
+    done = subprocess.run([sys.executable, *old, "--x y"], check=False, capture_output=True, text=True, cwd=REPO)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ") and f"see detect-objects {verb} --help" in done.stderr
+    shown = subprocess.run([sys.executable, *old, "--help"], check=False, capture_output=True, text=True, cwd=REPO)
+    assert (shown.returncode, shown.stdout.split()[1:3]) == (0, ["detect-objects", verb])
 
 
 def test_a_reader_that_ends_early_gets_no_traceback():

@@ -73,11 +73,9 @@ def reasons() -> str:
 
 def commands() -> str:
     """The table of all verbs of the command."""
-    modules = {name: " ".join([verb.module.removesuffix(".__main__"), *verb.flags]) for name, verb in VERBS.items()}
-    names = {name: [f"`detect-objects {name}`", f"`python -m {modules[name]}`"] for name in VERBS}
-    names["run"].reverse()  # jobs have the name of their module, all else that of its verb
-    rows = [f"| {' | '.join(names[name])} | {verb.purpose} |" for name, verb in VERBS.items()]
-    return _table(["command", "also", "what for"], rows)
+    names = {name: f"`detect-objects {name}`" for name in VERBS}
+    names["run"] = f"`python -m {VERBS['run'].module}`, {names['run']}"
+    return _table(["command", "what for"], [f"| {names[name]} | {verb.purpose} |" for name, verb in VERBS.items()])
 
 
 def exit_codes() -> str:

@@ -1,4 +1,4 @@
-"""Measures what an image costs beside its share of the model: the constants of `pipeline.cost`, from real runs on this machine.
+"""Measures what an image costs beside its share of the model: the constants of `detect-objects cost`, from runs on this machine.
 
     .venv/bin/python -m tests.benchmarks.cost
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from models.geometry import iou_matrix
+from pipeline.commands.import_model import main as import_model
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_model import name_and_version
 from pipeline.detect.model_arrays import PICKED, candidates_of, picked_candidates
 from pipeline.errors import ModelError
-from pipeline.import_model import main as import_model
 from tests.detect.test_families import NAMED, best_of, centres_to_corners, picture, save
 from tests.onnx_files import HW, NAMES
 from tests.tiny_models import detected

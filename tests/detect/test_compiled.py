@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from models.import_darknet import import_darknet
 from models.metadata import read_metadata
+from pipeline.commands.import_model import main as import_model
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_detector import load_detector
-from pipeline.import_model import main as import_model
 from tests.conftest import REPO
 from tests.detect.test_families import NAMES, picture, save
 from tests.models.darknet_cases import STEM, conv, random_values, write_weights, yolo

@@ -8,11 +8,12 @@ import cv2
 import numpy as np
 import pytest
 
+from pipeline.commands.golden import main
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect import load_model
 from pipeline.detect.golden import GOLDEN, GoldenImage, disagreement
 from pipeline.detect.load_detector import load_detector
-from pipeline.detect.write_golden import main, write_golden
+from pipeline.detect.write_golden import write_golden
 from pipeline.errors import ModelError
 from pipeline.log_lines import log_lines
 from pipeline.records import DeadLetter, DetectedImage, Detections

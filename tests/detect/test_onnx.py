@@ -5,9 +5,9 @@ import os
 import numpy as np
 import pytest
 
+from pipeline.commands.import_model import main as import_model
 from pipeline.config import DetectConfig
 from pipeline.errors import ModelError
-from pipeline.import_model import main as import_model
 from tests.detect.test_families import best_of, centres_to_corners, picture
 from tests.onnx_files import HW, NAMES, head, write_yolo
 from tests.tiny_models import detected

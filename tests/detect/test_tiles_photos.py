@@ -11,7 +11,7 @@ import pytest
 
 from models.geometry import iou_matrix
 from models.import_darknet import import_darknet
-from pipeline import evaluate
+from pipeline.commands import evaluate
 from pipeline.config import DetectConfig
 from pipeline.detect.detect_objects import detect_images
 from pipeline.detect.load_detector import load_detector

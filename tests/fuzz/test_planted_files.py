@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import reconcile
+from pipeline.commands import reconcile
 from pipeline.config import Config
 from pipeline.errors import UserError
 from pipeline.outcome.conclude import Conclusion

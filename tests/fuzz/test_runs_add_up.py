@@ -97,7 +97,7 @@ class RunsAddUp(RuleBasedStateMachine):
     @rule(at=st.none() | RENAMES)
     def compact(self, at):
         if self.out.exists():
-            self.run("--output", self.out, at=at, module="pipeline.compact")
+            self.run("--output", self.out, at=at, module="pipeline.commands.compact")
 
     @rule(minutes=st.lists(st.integers(-60, 60), min_size=1))
     def copy(self, minutes):
@@ -122,7 +122,7 @@ class RunsAddUp(RuleBasedStateMachine):
         assert {one: rows[one] for one in live} == dict.fromkeys(live, 1)
         assert {one: count for one, count in rows.items() if count > 1 or one not in self.versions} == {}
         if live:
-            self.run(*self.places, *self.common, module="pipeline.reconcile")
+            self.run(*self.places, *self.common, module="pipeline.commands.reconcile")
 
     def run(self, *argv, at=None, module="pipeline.run"):
         """Runs a command, which may be killed before it comes to that."""

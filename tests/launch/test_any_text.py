@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline import compact, export, reconcile
+from pipeline.commands import compact, export, reconcile
 from pipeline.config.setting import EXPORT_FORMATS
 from tests.launch.jobs import images_of, rows_of
 from tests.launch.test_elsewhere import TWO_PROCESSES

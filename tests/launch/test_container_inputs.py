@@ -5,7 +5,8 @@ import os
 import numpy as np
 import pytest
 
-from pipeline import reconcile, run
+from pipeline import run
+from pipeline.commands import reconcile
 from tests.conftest import write_bright_image
 from tests.launch.jobs import rows_of, write_images
 from tests.read.test_archives import write

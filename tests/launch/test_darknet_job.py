@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from models.geometry import iou_matrix
-from pipeline import import_model, run
+from pipeline import run
+from pipeline.commands import import_model
 from tests.fixtures import fixtures_dir
 from tests.launch.jobs import rows_of
 

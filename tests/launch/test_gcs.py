@@ -3,8 +3,10 @@
 import json
 from pathlib import Path
 
-from pipeline import check, compact, export, reconcile, report_folder, run
-from pipeline import rows as rows_of_folder
+from pipeline import run
+from pipeline.commands import check, compact, export, reconcile
+from pipeline.commands import report as report_folder
+from pipeline.commands import rows as rows_of_folder
 from pipeline.config import Config
 from pipeline.outcome import conclude
 from pipeline.outcome.conclude import Conclusion

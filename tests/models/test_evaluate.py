@@ -10,7 +10,7 @@ import pytest
 
 from models.evaluate import FIGURES, compare, evaluate
 from models.evaluate.detection_rows import RowsError, read_rows
-from pipeline.evaluate import main
+from pipeline.commands.evaluate import main
 from tests.fixtures import REPO
 
 ONE = pytest.approx(1.0, abs=1e-12)  # pycocotools divides by a count plus an epsilon
@@ -265,7 +265,7 @@ def test_the_command_compares_two_outputs_and_ends_quietly_where_nobody_reads_on
     compared = ["--detections", str(path), "--reference", str(path), "--iou-threshold", "0.9"]
     assert main(compared) == 0
     assert "agreement                    1.00000\n" in capsys.readouterr().out
-    with subprocess.Popen([sys.executable, "-m", "pipeline.evaluate", *compared], stdout=-1, stderr=-1, cwd=REPO) as process:
+    with subprocess.Popen([sys.executable, "-m", "pipeline", "evaluate", *compared], stdout=-1, stderr=-1, cwd=REPO) as process:
         process.stdout.close()  # as `| head` does
         assert process.wait() == 0
         assert b"Traceback" not in (said := process.stderr.read()) and b"error" not in said

@@ -7,7 +7,7 @@ import pytest
 
 from models.evaluate.average_precision import interval, measure, resample
 from models.evaluate.mistakes import CONFIDENCES, best_threshold, calibration, find_mistakes, threshold_curves, unsure_first
-from pipeline.evaluate import main
+from pipeline.commands.evaluate import main
 from tests.models.test_evaluate import found, row, truth, write_lines
 from tests.models.test_evaluate_as_pycocotools import random_case, rows_of
 

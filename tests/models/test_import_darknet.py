@@ -13,8 +13,8 @@ from models.export import SCORE_THRESHOLD
 from models.geometry import iou_matrix
 from models.import_darknet import import_darknet
 from models.metadata import DetectorMetadata, read_metadata
+from pipeline.commands.import_model import main
 from pipeline.detect.other_formats import what_it_is
-from pipeline.import_model import main
 from tests.fixtures import fixtures_dir
 from tests.models.darknet_cases import HEAD, STEM, by_opencv, net, random_values, write_weights
 

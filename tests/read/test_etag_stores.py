@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from pipeline import run
+from pipeline.commands.reconcile import reconcile
 from pipeline.config import load_config
 from pipeline.detect.load_model import name_and_version
 from pipeline.errors import InputError
 from pipeline.read.list_images import check_inputs, list_images
-from pipeline.reconcile import reconcile
 from pipeline.results.completion import RowVersion
 from pipeline.storage import azure, s3
 from pipeline.storage.store import _BUFFER_BYTES

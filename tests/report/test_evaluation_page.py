@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.evaluate import main
+from pipeline.commands.evaluate import main
 from tests.models.test_evaluate import found, row, truth, write_lines
 
 NASTY = "</style><script>alert('a')</script>\u202e"

@@ -11,7 +11,7 @@ import requests
 from google.cloud import bigquery
 
 from models import progress
-from pipeline.load_bigquery import main
+from pipeline.commands.load import main
 from pipeline.log_lines import log_lines
 from pipeline.records import DeadLetter, ImageRef
 from pipeline.results import bigquery_loader

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline import compact as compaction
 from pipeline.__main__ import main
+from pipeline.commands import compact as compaction
 from pipeline.config import load_config
 from pipeline.errors import BusyError, OutputError
 from pipeline.outcome.conclude import Conclusion

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import check, compact, export, rows
+from pipeline.commands import check, compact, export, rows
 from pipeline.errors import UnreadableError
 from pipeline.log_lines import log_lines
 from pipeline.results.compact import Compacted

@@ -12,7 +12,8 @@ import yaml
 from pycocotools.coco import COCO
 
 from models.evaluate.ground_truth import read_truth
-from pipeline import export, run
+from pipeline import run
+from pipeline.commands import export
 from pipeline.write.data_set import DataSet, data_set_of
 from tests.conftest import write_bright_image
 from tests.fixtures import REPO

@@ -11,8 +11,9 @@ import pytest
 from PIL import Image
 from pycocotools.coco import COCO
 
-from pipeline import export, run
-from pipeline.compact import main as compact
+from pipeline import run
+from pipeline.commands import export
+from pipeline.commands.compact import main as compact
 from pipeline.results.current import current_rows, read_rows
 from pipeline.results.layout import is_result_name
 from pipeline.results.reader import ResultsFolder

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import export
+from pipeline.commands import export
 from pipeline.log_lines import log_lines
 from pipeline.records import Detections
 from pipeline.write import exports

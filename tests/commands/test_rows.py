@@ -10,8 +10,8 @@ import duckdb
 import pandas as pd
 import pytest
 
-from pipeline import export, rows
-from pipeline.compact import main as compact
+from pipeline.commands import export, rows
+from pipeline.commands.compact import main as compact
 from pipeline.records import dead_letter_row, detection_row
 from pipeline.results.current import current_rows
 from pipeline.results.layout import DEAD_LETTERS
@@ -65,7 +65,7 @@ def test_the_same_rows_are_an_export(out, capfdbinary):
 def test_a_reader_that_stops_early_is_no_error(tmp_path):
     for number in range(20):
         write_rows(f"{tmp_path}", [detected(f"{number}-{n}.jpg") for n in range(500)])
-    command = [sys.executable, "-m", "pipeline.rows", str(tmp_path)]
+    command = [sys.executable, "-m", "pipeline", "rows", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=REPO) as process:
         assert json.loads(process.stdout.readline())["model"]["name"] == "yolo"
         process.stdout.close()

@@ -174,7 +174,3 @@ def _table(usages: Mapping[float, Usage], prices: Mapping[str, float]) -> list[s
 
 def _short(number: float) -> str:
     return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from pipeline import cost
+from pipeline.commands import cost
+from pipeline.commands.cost import Measured, Usage, Work, estimate
 from pipeline.config import WriteConfig
-from pipeline.cost import Measured, Usage, Work, estimate
 from tests.conftest import REPO
 
 _OF_ROWS = ("row_bytes", "object_bytes", "attribute_bytes", "shard_row_bytes", "shard_object_bytes")

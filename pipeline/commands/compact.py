@@ -1,4 +1,4 @@
-"""`detect-objects compact`, `python -m pipeline.compact`: merges the many small shards of a results folder into few large ones.
+"""`detect-objects compact`: merges the many small shards of a results folder into few large ones.
 
     detect-objects compact gs://bucket/detections [--until 2026-11-20] [--keep latest]
 
@@ -11,7 +11,6 @@ Exit code 0: done, or nothing to do; 1: failed; 2: a wrong command or place; 3: 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from pipeline.config.dates import days_flag
@@ -74,7 +73,3 @@ def make_parser() -> argparse.ArgumentParser:
         help="longest wait for another compaction of the folder (default: %(default)g)",
     )
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

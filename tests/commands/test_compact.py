@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models import progress
-from pipeline.compact import main
+from pipeline.commands.compact import main
 from pipeline.log_lines import log_lines
 from pipeline.records import row_bytes
 from pipeline.results.compact import Compacted, compact
@@ -211,7 +211,7 @@ def test_killed_or_cut_off_from_power_at_any_moment_no_reader_loses_a_row_and_th
     before = counted(f"{disk}/out")
     compact(str(shutil.copytree(disk / "out", tmp_path / "undisturbed")))
     after = counted(f"{tmp_path}/undisturbed")
-    code, cuts = recorded(disk, "pipeline.compact", f"{disk}/out")
+    code, cuts = recorded(disk, "pipeline.commands.compact", f"{disk}/out")
     assert code == 0 and len(cuts) > 20
     half_deleted = 0
     for _, folder, what in folders_left(cuts, tmp_path, live=True):
@@ -316,7 +316,7 @@ def test_killed_while_object_storage_changes_no_reader_loses_a_row(bucket, tmp_p
         write_rows(output, [detected("b", confidence=0.75), detected("c")], [failed("c")], made_at=2.0)
         expected = counted(output)
         at = Moment("urllib3.connectionpool:HTTPConnectionPool.urlopen", number, having="'(POST|PUT|PATCH|DELETE)'")
-        code = run_forked([output], tmp_path / "log", at, "pipeline.compact")
+        code = run_forked([output], tmp_path / "log", at, "pipeline.commands.compact")
         assert counted(output) == expected, number
         delete_files(file.path for file in files_of(output, f"{LOCK}*"))  # it expires
         compact(output)

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline import view
+from pipeline.commands import view
 from tests.models.test_evaluate import found, row, truth, write_lines
 
 LOADED = """
 import pathlib, sys
 import fiftyone
-from pipeline import view
+from pipeline.commands import view
 dataset = view.loaded(fiftyone, pathlib.Path(sys.argv[1]))
 print([dataset.count(), *(int(dataset.sum(f"errors_{kind}")) for kind in ("tp", "fp", "fn"))])
 """

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,7 +63,3 @@ def make_parser() -> argparse.ArgumentParser:
     add_row_flags(parser)
     add("--to", default="", metavar="FILE", help="the page to write (default: report.html in the results folder)")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

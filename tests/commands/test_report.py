@@ -5,8 +5,9 @@ import re
 
 import pytest
 
-from pipeline import report_folder, run
+from pipeline import run
 from pipeline.__main__ import main as detect_objects
+from pipeline.commands import report as report_folder
 from tests.launch.jobs import write_images
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,6 @@ import contextlib
 import itertools
 import os
 import re
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -265,7 +264,3 @@ def _report(args: argparse.Namespace, counts: Counter[str], failures: Sequence[_
     }
     say(["; ".join(part for part, is_shown in parts.items() if is_shown)])
     return 1 if failures or counts["in_the_way"] else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -161,7 +161,3 @@ def _devices(full: bool) -> Finding:
         return "devices", f"the libraries cannot be imported (exit code {done.returncode}): {last}", True
     unused = "; TensorFlow uses no GPU: install tensorflow[and-cuda]" if gpus and "GPU" not in done.stdout else ""
     return "devices", done.stdout.strip() + unused, False
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""`detect-objects tune`, `python -m pipeline.tune`: finds the settings with which this machine detects fastest.
+"""`detect-objects tune`: finds the settings with which this machine detects fastest.
 
     detect-objects tune --model models/yolov4 --input 'photos/*.jpg'
     python -m pipeline.run --config tuned.yaml --model models/yolov4 --input 'photos/**/*.jpg' --output out/
@@ -24,7 +24,6 @@ import multiprocessing
 import os
 import signal
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -379,7 +378,3 @@ def _config_text(settings: Settings, verdict: str) -> str:
     tree = {"detect": detect} if detect else {}
     today = datetime.datetime.now(datetime.timezone.utc).date()
     return f"# Written {_MARK}, {today}, on {machine()}. {verdict}\n{yaml.safe_dump(tree, sort_keys=False)}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,7 +10,6 @@ Exit code 0: all rows can be read; 1: some are damaged, or cannot be read now; 2
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -59,7 +58,3 @@ def _lines(found: Checked) -> Iterator[str]:
     if found.nameless:
         yield f"{found.nameless} of the damaged files do not even show the names of their images"
     yield "run the job again, which detects in these images; then delete the damaged files"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

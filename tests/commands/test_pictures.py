@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline import pictures
+from pipeline.commands import pictures
 from pipeline.feed.decode import decode_image
 from pipeline.read import again
 from tests.forked_jobs import Moment, run_forked
@@ -298,7 +298,7 @@ def test_a_command_that_is_stopped_leaves_only_whole_pictures(many):
     folder, rows = many
     command = [rows, "--annotate", folder / "drawn", "--crops", folder / "drawn"]
     at = Moment("os:replace", 30, sent=signal.SIGTERM)
-    assert run_forked(command, folder / "log", at, "pipeline.pictures") == 130
+    assert run_forked(command, folder / "log", at, "pipeline.commands.pictures") == 130
     said = (folder / "log").read_text()
     assert said.splitlines()[-1] == "stopped; the pictures that are there are complete" and "Traceback" not in said
     left = [path for path in (folder / "drawn").rglob("*") if path.is_file()]

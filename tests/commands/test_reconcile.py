@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models import progress
-from pipeline import reconcile as reconciled
 from pipeline import run
+from pipeline.commands import reconcile as reconciled
+from pipeline.commands.reconcile import main, reconcile
 from pipeline.config import load_config
-from pipeline.reconcile import main, reconcile
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DETECTIONS
 from pipeline.results.reader import list_shards

@@ -1,4 +1,4 @@
-"""`detect-objects quantize`, `python -m pipeline.quantize`: writes an int8 version of a model for OpenVINO, if it is good enough.
+"""`detect-objects quantize`: writes an int8 version of a model for OpenVINO, if it is good enough.
 
     detect-objects quantize --model models/yolov4 --calibration photos/ [--ground-truth photos/labels]
 
@@ -22,7 +22,6 @@ import logging
 import os
 import shlex
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -279,7 +278,3 @@ def _ap50(rows: Rows, ground_truth: str) -> float:
     measured = measure(rows, ground_truth)
     judged = np.array([float(image in measured.pairing.rows) for image in range(measured.matches.n_images)])
     return 100 * float(mean_figures(measured.matches, judged)[1])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,13 +9,13 @@ import cv2
 import numpy as np
 import pytest
 
+from pipeline.commands.quantize import head_of, main
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.golden import GOLDEN
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.load_model import name_and_version
 from pipeline.detect.versions import locate
 from pipeline.errors import ModelError
-from pipeline.quantize import head_of, main
 from pipeline.records import EncodedImage, ImageRef
 from tests.conftest import REPO
 

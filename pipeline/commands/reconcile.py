@@ -1,4 +1,4 @@
-"""`detect-objects reconcile`, `python -m pipeline.reconcile`: which images have a result, and which have none.
+"""`detect-objects reconcile`: which images have a result, and which have none.
 
     detect-objects reconcile --config job.yaml [the flags of the job] [--write-missing FILE.jsonl]
 
@@ -24,7 +24,6 @@ import argparse
 import contextlib
 import functools
 import posixpath
-import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -253,7 +252,3 @@ def _add(seen: list[np.ndarray], hashes: np.ndarray) -> np.ndarray:
     while len(seen) > 1 and len(seen[-2]) <= 2 * len(seen[-1]):
         seen[-2:] = [np.sort(np.concatenate(seen[-2:]))]
     return new
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""`detect-objects evaluate`, `python -m pipeline.evaluate`: how good an output is, whether it is better, or how far two agree.
+"""`detect-objects evaluate`: how good an output is, whether it is better, or how far two agree.
 
 detect-objects evaluate --detections out --ground-truth photos/labels --page evaluation.html
 detect-objects evaluate --detections out --ground-truth annotations.json --reference other
@@ -182,7 +182,3 @@ def make_parser() -> argparse.ArgumentParser:
     add("--top", type=int, default=20, help="show the AP of this many classes (default: 20)")
     add("--json", metavar="FILE", help="also write the figures here")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

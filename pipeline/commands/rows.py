@@ -60,7 +60,3 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dead", action="store_true", help="the current rows that are dead letters instead")
     parser.add_argument("--all", action="store_true", help="every row, also those that a newer one superseded")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

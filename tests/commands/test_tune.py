@@ -12,13 +12,13 @@ import numpy as np
 import psutil
 import pytest
 
-from pipeline import tune
+from pipeline.commands import tune
+from pipeline.commands.tune import Result, better, candidates, decide, main, race
 from pipeline.config import Config, DetectConfig, ModelConfig, load_config
 from pipeline.detect.detect_objects import detect_images
 from pipeline.detect.detector import Detector
 from pipeline.limits import available_cpus, machine
 from pipeline.records import ImageRef
-from pipeline.tune import Result, better, candidates, decide, main, race
 from tests.conftest import REPO
 from tests.detect.versioned_models import loaded
 from tests.processes import has_ended, running, wait_until
@@ -83,7 +83,7 @@ def open_model(local, folder, model, detect):
 """
 ON_TWO_GPUS = """
 import sys
-from pipeline import tune
+from pipeline.commands import tune
 
 if __name__ == "__main__":
     tune.nvidia_gpus = lambda: 2

@@ -4,7 +4,7 @@ import importlib.metadata
 
 import pytest
 
-from pipeline import doctor
+from pipeline.commands import doctor
 
 METADATA = """\
 Metadata-Version: 2.1

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 
-from pipeline import pictures
+from pipeline.commands import pictures
 from pipeline.config.dates import days_flag
 from pipeline.config.paths import local_path
 from pipeline.errors import CommandParser, ConfigError, InputError, run_command
@@ -82,7 +81,3 @@ def make_parser() -> argparse.ArgumentParser:
     add("--coco-ground-truth", default="", metavar="FILE", help="COCO annotations whose image and category ids coco uses")
     add("--images", default="", metavar="FOLDER", help="crops: where the images are now (default: as the rows name them)")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -148,7 +147,3 @@ def loaded(fiftyone: Any, folder: Path) -> Any:
         dataset.merge_dir(dataset_type=kind, labels_path=str(labels), label_field="ground_truth")
         dataset.evaluate_detections("detections", gt_field="ground_truth", eval_key="errors")
     return dataset
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,9 +9,9 @@ import tensorflow as tf
 from PIL import Image
 
 from models.metadata import read_metadata
+from pipeline.commands.import_model import main
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_model import load, name_and_version
-from pipeline.import_model import main
 from tests.detect.test_mixed_batches import save_yolov4
 from tests.tiny_models import bright_box, save_model
 from tests.yolo_exports import export_yolo

@@ -11,7 +11,6 @@ import dataclasses
 import os
 import shlex
 import shutil
-import sys
 from collections.abc import Sequence
 
 from models import digits
@@ -187,7 +186,3 @@ def _input_size(text: str) -> tuple[int, int]:
     if len(sides) > 2 or not all(side.isdecimal() for side in sides):
         raise argparse.ArgumentTypeError(f"expected one number or HEIGHTxWIDTH, for example 608 or 320x640, got {text!r}")
     return int(sides[0]), int(sides[-1])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""`detect-objects load`, `python -m pipeline.load_bigquery`: loads the rows of a results folder into BigQuery.
+"""`detect-objects load`: loads the rows of a results folder into BigQuery.
 
     detect-objects load --output gs://bucket/detections --table project.dataset.detections [--since yesterday]
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 
 from google.auth.credentials import AnonymousCredentials
@@ -73,7 +72,3 @@ def _tables(flags: argparse.Namespace) -> dict[str, str]:
 
 def _client(table: str) -> bigquery.Client:
     return bigquery.Client(table.partition(".")[0], AnonymousCredentials() if os.environ.get(_EMULATOR) else None)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
