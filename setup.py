@@ -102,6 +102,7 @@ setup(
             "python-hcl2>=8,<9",
             "ruff>=0.12",
             "scikit-learn>=1.5",
+            "sqlglot>=30,<31",  # parses BigQuery's dialect
             "supervision>=0.31,<1",  # reads labels that the pipeline writes
             "types-pyyaml",
             "tritonclient[grpc]>=2.73,<3",
