@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 from pipeline.errors import InputError
@@ -36,10 +36,10 @@ class Objects(NamedTuple):
         told = {name.replace("_", ""): cell.lower() for name, cell in zip(self.columns, cells)}  # noqa: B905  a row may be shorter
         return told.get("islatest") != "false" and told.get("isdeletemarker") != "true"
 
-    def named(self, cells: Sequence[str], fields: Mapping[str, Any], decoded: Callable[[str], str]) -> tuple[str, dict[str, Any]]:
-        """The URI of an object, and what tells its version; of Cloud Storage an ETag does not."""
+    def named(self, cells: Sequence[str], fields: Mapping[str, Any], name: str) -> tuple[str, dict[str, Any]]:
+        """The URI of an object of this name, and what tells its version; of Cloud Storage an ETag does not."""
         wanted = ("size", "generation") if self.scheme == GS else ("size", *_GENERATIONS)
-        uri = f"{self.scheme}{cells[self.bucket]}/{decoded(cells[self.name])}"
+        uri = f"{self.scheme}{cells[self.bucket]}/{name}"
         return uri, {key: value for key, value in fields.items() if key.lower() in wanted}
 
 

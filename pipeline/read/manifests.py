@@ -292,26 +292,26 @@ def _in_rows(rows: Iterator[_Row], path: str, decoded: Callable[[str], str] = st
             for number, line in enumerate(row.lines[1:], row.number + 1):
                 if (alone := _alone(number, line)) and (alone.cells or alone.fault):
                     yield from named_in(alone)
-        elif fault := _fault_of_row(row, column, header, decoded):
+        elif fault := _fault_of_row(row, column, header) or _fault_of_name(name := decoded(row.cells[column])):
             yield _bad_line(path, row.number, fault)
         else:
             others = enumerate(zip(header, row.cells))  # noqa: B905  a row may be shorter than the header, or longer
-            fields = {name: cell for n, (name, cell) in others if n != column and name and cell}
-            yield objects.named(row.cells, fields, decoded) if objects else (row.cells[column], fields)
+            fields = {title: cell for n, (title, cell) in others if n != column and title and cell}
+            yield objects.named(row.cells, fields, name) if objects else (name, fields)
 
     for row in itertools.chain(leading[has_header:], rows):
         if not objects or objects.has(row.cells):
             yield from named_in(row)
 
 
-def _fault_of_row(row: _Row, column: int, header: Sequence[str], decoded: Callable[[str], str]) -> str:
-    """Why a row names no image; empty where it names one."""
+def _fault_of_row(row: _Row, column: int, header: Sequence[str]) -> str:
+    """Why a row has no name of an image; empty where it has one."""
     if row.fault:
         return row.fault
     if len(row.cells) <= column or not row.cells[column]:
         name = f" ({header[column]})" if header else ""
         return f"expected a URI in column {column + 1}{name}, got {row.lines[0][:80]!r}"
-    return _fault_of_name(decoded(row.cells[column]))
+    return ""
 
 
 def _holds_rows(row: _Row, column: int, width: int) -> bool:

@@ -276,16 +276,8 @@ class _WriteGathered(beam.DoFn):
             drained.set(window.end)
 
     @on_timer(_OVER)
-    def end(
-        self,
-        records: Any = beam.DoFn.StateParam(_RECORDS),  # noqa: B008
-        count: Any = beam.DoFn.StateParam(_COUNT),  # noqa: B008
-        size_bytes: Any = beam.DoFn.StateParam(_BYTES),  # noqa: B008
-    ) -> None:
-        self._write(records, count, size_bytes)
-
     @on_timer(_DRAINED)
-    def drain(
+    def end(
         self,
         records: Any = beam.DoFn.StateParam(_RECORDS),  # noqa: B008
         count: Any = beam.DoFn.StateParam(_COUNT),  # noqa: B008
