@@ -4,8 +4,8 @@ The reader takes JSON Lines with one image a line,
 
     {"image": {"uri", "width", "height", …}, "detections": [{"box_xyxy", "class_id", "class_name", "confidence"}, …], …}
 
-the shards of this pipeline, and COCO results,
-`[{"image_id", "category_id", "bbox": [x, y, w, h], "score"}, …]`. An `images.json` in the same folder (a COCO data set with
+and COCO results, `[{"image_id", "category_id", "bbox": [x, y, w, h], "score"}, …]`. A function of the caller reads Parquet files
+of such rows. An `images.json` in the same folder (a COCO data set with
 `images` and `categories`) gives COCO results their file names and class names.
 """
 
@@ -15,7 +15,7 @@ import dataclasses
 import glob
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,6 @@ import numpy.typing as npt
 from models.geometry import boxes_to_xyxy
 from models.image_uris import archive_member
 from models.progress import shown
-
-_ROWS_AT_ONCE = 2000
 
 
 class RowsError(ValueError):
@@ -65,6 +63,7 @@ class ImageRow:
         return unpacked(self.uri).rpartition("/")[2]
 
 
+ReadParquet = Callable[[Path], Iterable[Mapping[str, Any]]]
 Source = str | os.PathLike[str] | Sequence[Mapping[str, Any] | ImageRow]
 
 
@@ -88,12 +87,13 @@ def one_of(first: ImageRow, second: ImageRow) -> str:
     return "each image may have one row: of several runs give one, without --all"
 
 
-def read_rows(source: Source) -> list[ImageRow]:
+def read_rows(source: Source, read_parquet: ReadParquet | None = None) -> list[ImageRow]:
     """Reads all rows of an output.
 
     Args:
       source: A file (`.jsonl`, `.parquet`: rows; `.json`: COCO results), a folder of such files, a glob, or the rows
         themselves. Of a folder the first kind that it has counts, since all of them may hold the same rows.
+      read_parquet: Gives the rows of a Parquet file, in the form of JSON Lines; None: such a file is refused.
 
     Raises:
       RowsError: The source has no rows, or a row has another form.
@@ -101,7 +101,7 @@ def read_rows(source: Source) -> list[ImageRow]:
     if not isinstance(source, str | os.PathLike):
         return [row if isinstance(row, ImageRow) else from_json(row, f"row {n}") for n, row in enumerate(source, 1)]
     paths = _files(os.fspath(source))
-    rows = list(shown((row for path in paths for row in _read_file(path)), "reading", "rows"))
+    rows = list(shown((row for path in paths for row in _read_file(path, read_parquet)), "reading", "rows"))
     if not rows:
         raise RowsError(f"{os.fspath(source)} holds no rows: expected one line for each image")
     return rows
@@ -116,8 +116,6 @@ def read_json(path: str | os.PathLike[str], what: str) -> Any:
 
 
 def _files(source: str) -> list[Path]:
-    if "://" in source:
-        raise RowsError(f"{source} is not a local path: copy it here first (for Cloud Storage: gcloud storage cp -r)")
     if Path(source).is_dir():
         folder = Path(source, "detections") if Path(source, "detections").is_dir() else Path(source)
         for ending in (".jsonl", ".parquet"):
@@ -131,11 +129,15 @@ def _files(source: str) -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
-def _read_file(path: Path) -> Iterator[ImageRow]:
+def _read_file(path: Path, read_parquet: ReadParquet | None) -> Iterator[ImageRow]:
     if path.suffix == ".json":
         yield from _from_coco_results(path)
     elif path.suffix == ".parquet":
-        for number, row in enumerate(_rows_of_shard(path), 1):
+        if read_parquet is None:
+            raise RowsError(
+                f"{path}: expected JSON Lines or COCO results, got Parquet; pipeline.results.current.read_rows reads it"
+            )
+        for number, row in enumerate(read_parquet(path), 1):
             yield from_json(row, f"{path}, row {number}")
     else:
         with path.open("rb") as lines:
@@ -149,26 +151,6 @@ def _parsed(content: bytes, what: str) -> Any:
         return json.loads(content)
     except ValueError as err:
         raise RowsError(f"{what} is not JSON: {err}") from err
-
-
-def _rows_of_shard(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a shard of this pipeline, rounded as JSON rows are: a float32 has more digits than it means."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    columns = ["uri", "uri_bytes", "width", "height", "detections", "model", "version"]
-    try:
-        with pq.ParquetFile(path) as file:
-            for row in (row for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns) for row in batch.to_pylist()):
-                exact = row["uri_bytes"]  # of a name that is no Unicode
-                for one in row["detections"]:
-                    one["box_xyxy"] = [round(value, 2) for value in one["box_xyxy"]]
-                    one["confidence"] = round(one["confidence"], 5)
-                row["uri"] = row["uri"] if exact is None else exact.decode("utf-8", "surrogatepass")
-                model = {"name": row.get("model"), "version": row.get("version")}  # a shard of others may lack them
-                yield {"image": row, "model": model, "detections": row["detections"]}
-    except (pa.ArrowException, OSError, KeyError) as err:
-        raise RowsError(f"{path}: expected rows of detections as Parquet, got {type(err).__name__}: {err}") from err
 
 
 def from_json(row: Mapping[str, Any], place: str) -> ImageRow:

@@ -21,12 +21,13 @@ import pyarrow.compute as pc
 from models.evaluate import detection_rows
 from models.evaluate.detection_rows import ImageRow, RowsError, from_json
 from models.progress import shown
-from pipeline.results.layout import DETECTIONS
-from pipeline.results.reader import KINDS, ResultsFolder, undisturbed
+from pipeline.results.layout import DETECTIONS, check_results
+from pipeline.results.reader import KINDS, DamagedError, ResultsFolder, batches_of, list_shards, undisturbed
 from pipeline.results.row_rule import COLUMNS, Ranked, superseded
-from pipeline.results.rows import FORMATS, json_rows
-from pipeline.results.shards import Shard, shard_of_name
+from pipeline.results.rows import FORMATS, JSON_COLUMNS, json_rows
+from pipeline.results.shards import Shard
 from pipeline.results.wanted import ALL, Wanted
+from pipeline.storage.web import WEB
 
 
 def current_rows(output: str, wanted: Wanted = ALL, *, kind: str = DETECTIONS, sort: bool = False) -> Iterator[dict[str, Any]]:
@@ -109,23 +110,35 @@ def read_rows(source: str, wanted: Wanted = ALL) -> list[ImageRow]:
     """The rows of detections of an output.
 
     Args:
-      source: A local results folder or its `detections/`, of which the current rows are read; or what
+      source: A results folder or its `detections/`, local or on object storage, of which the current rows are read; or what
         `models.evaluate.detection_rows.read_rows` takes.
       wanted: Which rows of a results folder.
 
     Raises:
       RowsError: The source has no rows, or a row has another form.
+      InputError: Object storage has no results there.
       UnreadableError: The folder cannot be read now, or a shard is damaged.
     """
-    folder = Path(os.path.abspath(source))
-    output = folder.parent if folder.name == DETECTIONS else folder
-    if not (folder.is_dir() and any(shard_of_name(str(path)) for path in Path(output, DETECTIONS).glob("*.parquet"))):
+    is_away = "://" in source and not source.startswith(WEB)
+    output = (source.rstrip("/") if is_away else os.path.abspath(source)).removesuffix(f"/{DETECTIONS}")
+    if is_away:
+        check_results(output)
+    elif not (os.path.isdir(source) and list_shards(output, (DETECTIONS,))):
         if wanted != ALL:
             raise RowsError(
                 f"{source} is no results folder: --model, --model-version, --settings and --all choose among its rows"
             )
-        return detection_rows.read_rows(source)
-    rows = read_results(str(output), wanted)
+        return detection_rows.read_rows(source, _rows_of_file)
+    rows = read_results(output, wanted)
     if not rows:
         raise RowsError(f"{source} holds no row of detections that counts{wanted.flags()}")
     return rows
+
+
+def _rows_of_file(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON rows of a Parquet file that lies in no results folder, perhaps without keys and times."""
+    try:
+        for batch in batches_of(Shard(str(path), DETECTIONS, path.stat().st_size, ""), JSON_COLUMNS):
+            yield from json_rows(batch, DETECTIONS)
+    except DamagedError as err:
+        raise RowsError(f"{path}: expected rows of detections as Parquet, got {err}") from err

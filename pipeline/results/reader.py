@@ -151,9 +151,8 @@ class ResultsFolder:
         """
         for shard, content in side_by_side(_fetched_ahead, self.shards if shards is None else shards):
             try:
-                with _source(shard, content) as source, parquet_file(shard, source) as file:
-                    for batch in batches_in(shard, file, columns, rows):
-                        yield shard, batch
+                for batch in batches_of(shard, columns, rows, content):
+                    yield shard, batch
             except DamagedError as err:
                 self._name_damaged(shard, err)
             except FileNotFoundError:
@@ -283,6 +282,26 @@ def _fetched_ahead(shard: Shard) -> bytes | None:
     with contextlib.suppress(Exception):
         return _fetched(shard)
     return None
+
+
+def batches_of(
+    shard: Shard, columns: Sequence[str] | None = None, rows: int = BATCH_ROWS, content: bytes | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a shard in parts, of which one is in memory, as `ResultsFolder.batches` gives them.
+
+    Args:
+      shard: The shard.
+      columns: Only these; default: all.
+      rows: At most so many in a part.
+      content: Its bytes, where they are known.
+
+    Raises:
+      FileNotFoundError: It is gone.
+      UnreadableError: It cannot be read now.
+      DamagedError: It is damaged.
+    """
+    with _source(shard, content) as source, parquet_file(shard, source) as file:
+        yield from batches_in(shard, file, columns, rows)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,8 @@ _BOX = pa.list_(pa.float32(), 4)
 _DETECTION = pa.struct([("box_xyxy", _BOX), ("class_id", pa.int32()), ("class_name", pa.string()), ("confidence", pa.float32())])
 _NEEDED = object()  # a row without this value is no row of this program
 
+JSON_COLUMNS = ("uri", "uri_bytes", "generation", "width", "height", "model", "version", "extra", "detections")  # of detections
+
 
 class Column(NamedTuple):
     """A column of rows.
@@ -242,7 +244,7 @@ def _detection_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
         {"box_xyxy": corners[4 * place : 4 * place + 4], "class_id": number, "class_name": name, "confidence": sure}
         for place, (number, name, sure) in enumerate(zip(*columns, strict=True))
     )
-    of_rows = batch.select(["uri", "uri_bytes", "generation", "width", "height", "model", "version", "extra"]).to_pylist()
+    of_rows = batch.select(JSON_COLUMNS[:-1]).to_pylist()
     for row, objects in zip(of_rows, pc.list_value_length(batch["detections"]).to_pylist(), strict=True):
         yield {
             "image": {"uri": uri_of(row), **{name: row[name] for name in ("generation", "width", "height")}},

@@ -11,6 +11,7 @@ import pytest
 from models.evaluate import FIGURES, compare, evaluate
 from models.evaluate.detection_rows import RowsError, read_rows
 from pipeline.commands.evaluate import main
+from pipeline.results.current import read_rows as rows_of_output
 from tests.fixtures import REPO
 
 ONE = pytest.approx(1.0, abs=1e-12)  # pycocotools divides by a count plus an epsilon
@@ -170,7 +171,9 @@ def test_a_folder_an_output_a_glob_a_file_and_a_shard_read_alike(tmp_path):
     pq.write_table(pa.Table.from_pylist(table), tmp_path / "shard.parquet")
     lines = f"{tmp_path}/out/detections/**/*.jsonl"
     for source in (tmp_path / "out", tmp_path / "out/detections", lines, tmp_path / "shard.parquet"):
-        assert evaluate(source, truth()) == evaluate(rows, truth()), source
+        assert evaluate(rows_of_output(str(source)), truth()) == evaluate(rows, truth()), source
+    with pytest.raises(RowsError, match=r"shard.parquet: expected JSON Lines or COCO results, got Parquet"):
+        read_rows(tmp_path / "shard.parquet")
     assert [one.uri for one in read_rows(tmp_path / "out/detections/detections-0.jsonl")] == ["a.jpg"]
 
 
@@ -278,7 +281,7 @@ def test_the_command_compares_two_outputs_and_ends_quietly_where_nobody_reads_on
         ("empty", "empty holds no .jsonl or .parquet file"),
         ("blank.jsonl", "blank.jsonl holds no rows"),
         ("broken.jsonl", "broken.jsonl, line 2 is not JSON"),
-        ("gs://bucket/out", "gs://bucket/out is not a local path"),
+        ("https://example.com/out", "https://example.com/out is not there"),
         ("object.json", "expected a list of COCO results, got dict"),
         ("broken.parquet", "broken.parquet: expected rows of detections as Parquet, got "),
     ],

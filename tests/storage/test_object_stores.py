@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import http.server
+import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +16,9 @@ import pytest
 import urllib3
 from urllib3.connectionpool import HTTPConnectionPool
 
+from pipeline.commands import evaluate
 from pipeline.errors import OutputError
-from pipeline.results.current import current_rows
+from pipeline.results.current import current_rows, read_rows
 from pipeline.results.layout import check_output
 from pipeline.results.reader import list_shards
 from pipeline.results.rows import detections_table
@@ -28,7 +30,7 @@ from pipeline.storage.listing import files_of
 from pipeline.storage.store import ChangedError, StoreError, retried
 from pipeline.storage.stores import look_up, store_of
 from tests.processes import served
-from tests.shard_rows import VERSION, detected
+from tests.shard_rows import VERSION, detected, write_rows
 
 
 def write(path, content, over=None):
@@ -152,6 +154,18 @@ def test_a_check_of_an_output_leaves_nothing(bucket):
     write_file(f"{bucket}/out/summary.json", b"{}")
     check_output(f"{bucket}/out")
     assert [file.path for file in files_of(f"{bucket}/out", "**")] == [f"{bucket}/out/summary.json"]
+
+
+def test_the_current_rows_of_a_folder_are_evaluated_in_place(bucket, tmp_path, capsys):
+    """It needs no copy of the folder."""
+    for confidence in (0.25, 0.75):
+        write_rows(f"{bucket}/out", [detected("a.jpg", confidence=confidence)], made_at=confidence)
+    assert [row.scores.tolist() for row in read_rows(f"{bucket}/out/detections/")] == [[0.75]]
+    (tmp_path / "rows.jsonl").write_text(json.dumps(next(current_rows(f"{bucket}/out"))) + "\n")
+    assert evaluate.main(["--detections", f"{bucket}/out", "--reference", str(tmp_path / "rows.jsonl")]) == 0
+    assert "agreement                    1.00000\n" in capsys.readouterr().out
+    assert evaluate.main(["--detections", f"{bucket}/none", "--reference", f"{bucket}/out"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: output {bucket}/none: expected the results folder of an earlier run")
 
 
 @pytest.mark.parametrize("header", ["If-None-Match", "If-Match"])
