@@ -89,6 +89,10 @@ class Location:
             return False
         return to_regex("/".join(self.parts)).fullmatch(path) is not None
 
+    def holds(self, path: str) -> bool:
+        """Whether the pattern names a file."""
+        return path.startswith(self.folder) and self.matches(path[len(self.folder) :])
+
     def descend(self, name: str) -> Location | None:
         """The location of a subfolder; None if nothing in it can match, or a link leads to what is listed anyway."""
         recursive, depth = self._is_recursive, self._depth
@@ -279,7 +283,7 @@ class Linked:
         """Whether a file of a location counts: no link led there, or it is found no other way."""
         if not location.way:
             return True
-        if any(file.path.startswith(place.folder) and place.matches(file.path[len(place.folder) :]) for place in self._places):
+        if any(place.holds(file.path) for place in self._places):
             return False
         return self._files.setdefault(hash(file.path), file) is file
 

@@ -4,19 +4,19 @@ import json
 import os
 import re
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models import progress
 from pipeline import run
-from pipeline.commands import reconcile as reconciled
-from pipeline.commands.reconcile import main, reconcile
+from pipeline.commands.reconcile import main
 from pipeline.config import load_config
+from pipeline.read import statuses as module
+from pipeline.read.statuses import statuses as statuses_of
+from pipeline.results.compact import compact
 from pipeline.results.completion import RowVersion
-from pipeline.results.layout import DETECTIONS
-from pipeline.results.reader import list_shards
-from pipeline.storage.files import delete_files
 from tests import tfrecord_files
 from tests.conftest import write_bright_image
 from tests.shard_rows import detected, failed, write_rows
@@ -48,17 +48,12 @@ def put_rows(images, letters=(), *, version=VERSION, output="out", **more):
 
 
 def statuses(*patterns, version=VERSION, output="out"):
-    """Each image's status, and the outcome."""
-    told: list[tuple[str, str]] = []
+    """Each image's status, and how many images are listed."""
     config = load_config([], {"input": list(patterns or ("in/**",)), "output": output, "model.path": "digits"})
-    outcome = reconcile(
-        config,
-        output,
-        version,
-        lambda status, images: told.extend((status, uri.removeprefix(f"{os.getcwd()}/")) for uri, _ in images),
-    )
-    assert len(told) == len(set(told)) == outcome.counts.total()
-    return {*told}, outcome
+    parts = statuses_of(config, output, version)
+    told = [(status, uri.removeprefix(f"{os.getcwd()}/")) for status, images in parts for uri, _ in images]
+    assert len(told) == len(set(told))
+    return {*told}, sum(status != "orphaned" for status, _ in told)
 
 
 def absolute(uri):
@@ -178,21 +173,26 @@ def test_the_images_of_a_manifest_have_the_generation_that_they_have_now_and_no_
 
 
 def test_an_image_that_several_inputs_name_counts_once_however_few_are_compared_at_once(folder, monkeypatch):
-    monkeypatch.setattr(reconciled, "_AT_ONCE", 2)
+    monkeypatch.setattr(module, "_AT_ONCE", 2)
     for number in range(9):
         put(f"in/{number}")
-    assert statuses("in/**", "in/[0-4]", "in/3")[1].listed == 9
+    assert statuses("in/**", "in/[0-4]", "in/3")[1] == 9
 
 
-def test_what_is_complete_is_what_the_job_would_not_do(folder):
+def test_what_is_complete_is_what_the_job_would_not_do(folder, capsys):
     put_rows([], [("in/a", put("in/a"))])
-    assert statuses()[1].is_complete, "permanently dead is done"
-    assert not statuses(version=VERSION._replace(limits="00000000"))[1].is_complete, "with other limits it is tried again"
+    assert printed(capsys)[0] == 0, "permanently dead is done"
+    assert printed(capsys, "--max-megapixels", "1")[0] == 1, "with other limits it is tried again"
     now = put("in/b")
-    assert not statuses()[1].is_complete
+    assert printed(capsys)[0] == 1
     letter = failed(f"{folder}/in/b", now, stage="read", reason="storage_unavailable")
     write_rows("out", letters=[letter], version=VERSION, made_at=2e9)
-    assert not statuses()[1].is_complete and statuses()[1].examples["missing"] == {f"{folder}/in/b": "storage_unavailable"}
+    code, said, _ = printed(capsys)
+    assert code == 1 and said[4:7] == [
+        "          0 stale",
+        "          1 missing",
+        f"            {folder}/in/b  storage_unavailable",
+    ]
 
 
 def test_images_of_tfrecord_files_and_archives_are_listed_and_results_are_none(folder):
@@ -201,26 +201,25 @@ def test_images_of_tfrecord_files_and_archives_are_listed_and_results_are_none(f
     images = [tfrecord_files.example(image_encoded=content) for content in (b"\xff\xd8\xff", b"\xff\xd8\xff!")]
     tfrecord_files.write(folder / "in" / "a.tfrecord", *images)
     put_rows([("x", "1")], output="in")
-    assert statuses(output="in")[1].counts == {"missing": 2}
+    told, listed = statuses(output="in")
+    assert {status for status, _ in told} == {"missing"} and listed == 2
 
 
-def test_a_shard_that_a_compaction_takes_away_meanwhile_is_no_missing_image_and_the_command_compares_again(
-    folder, capsys, monkeypatch
-):
+def test_where_a_compaction_takes_shards_away_meanwhile_the_command_compares_again(folder, capsys, monkeypatch):
+    """Between its listing and the first file that it opens."""
     put_rows([("in/a", put("in/a"))])
     put_rows([("in/b", put("in/b"))])
-    with pytest.raises(FileNotFoundError):
-        for _ in reconciled._rows("out", DETECTIONS, VERSION):
-            delete_files(shard.path for shard in list_shards("out"))
-    put_rows([(name, put(name)) for name in ("in/a", "in/b")])
-    failures = [FileNotFoundError()]
-    monkeypatch.setattr(reconciled, "reconcile", lambda *given, **how: _once(failures) or reconcile(*given, **how))
-    assert printed(capsys)[0] == 0
+    opened, compactions = pa.OSFile, []
 
+    def compact_first(*arguments):
+        if not compactions:
+            compactions.append("begun")
+            compactions.append(compact("out").before)
+        return opened(*arguments)
 
-def _once(failures):
-    if failures:
-        raise failures.pop()
+    monkeypatch.setattr(pa, "OSFile", compact_first)
+    code, said, _ = printed(capsys)
+    assert (code, said[:2], compactions) == (0, ["          2 listed", "          2 done"], ["begun", 2])
 
 
 @pytest.mark.slow
@@ -240,12 +239,12 @@ def test_all_that_is_listed_has_one_status_however_few_are_compared_at_once(tmp_
     put_rows([], [(f"{root}/in/{name}", generations.get(name, "9-9")) for name in of_this], output=f"{root}/out")
     put_rows([], [(f"{root}/in/{name}", "0-1") for name in of_older], output=f"{root}/out")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reconciled, "_AT_ONCE", data.draw(st.integers(1, 5)))
-        told, outcome = statuses(f"{root}/in/**", output=f"{root}/out")
+        patch.setattr(module, "_AT_ONCE", data.draw(st.integers(1, 5)))
+        told, listed = statuses(f"{root}/in/**", output=f"{root}/out")
     done = there & (now | twice)
     dead_ones = (there & of_this) - done
     stale = (there & old) - done - dead_ones
     expected = {"done": done, "dead": dead_ones, "stale": stale, "missing": there - done - dead_ones - stale}
     expected |= {"orphaned": (old | now | twice) - there}
     assert told == {(status, f"{root}/in/{name}") for status, some in expected.items() for name in some}
-    assert outcome.listed == len(there)
+    assert listed == len(there)
