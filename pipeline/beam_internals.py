@@ -38,6 +38,19 @@ def add_up_metrics_at_once() -> None:
     fn_runner.consolidate_monitoring_infos = consolidated
 
 
+def let_inference_measure_memory() -> None:
+    """Gives RunInference Python's module `resource`, which it needs to measure a model's memory.
+
+    Missing in public, up to Beam 2.77: RunInference without PyTorch. It imports `resource` beside its model manager, which takes
+    PyTorch, and counts both as missing without that. Then it warns twice in each process that the platform has no `resource`.
+    """
+    import resource
+
+    from apache_beam.ml.inference import base
+
+    base.resource = resource
+
+
 def active_dataflow_jobs(cloud: Any) -> list[str]:
     """The names of the jobs that Dataflow runs in a project and region, sorted.
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
+from models.project import pip_install
 from pipeline.log_lines import console, log_lines
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -211,7 +212,7 @@ def run_command(
         if is_full(err):
             code, line = FullError.exit_code, f"{failed}: {FullError.of(err, folder)}"
         elif isinstance(err, ModuleNotFoundError) and (err.name or "").startswith(_OF_TENSORFLOW):
-            code, line = WRONG, f"{failed}: it takes TensorFlow: pip install 'hybrid-detection-pipeline[tensorflow]'"
+            code, line = WRONG, f"{failed}: it takes TensorFlow: {pip_install('tensorflow')}"
     console.disabled = False  # the configuration of a library's log may have disabled it
     if is_stopped or code == STOPPED:  # modules in C replace a KeyboardInterrupt by errors of their own, as pandas at its import
         console.info(stopped)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from models.project import PROJECT
 from models.quiet import gc_paused
 from pipeline.config import Config, MonitoringConfig, check_applies, check_model_is_named, load_config, load_monitoring, settings
 from pipeline.config.flags import add_setting_flags, overrides
@@ -21,7 +22,7 @@ from pipeline.config.setting import is_own_engine
 from pipeline.errors import DONE, EXIT_CODES, CommandParser, ConfigError, run_command
 from pipeline.log_lines import log_lines
 from pipeline.secrets import masked_arguments
-from pipeline.software import PROJECT, version_of
+from pipeline.software import version_of
 
 _STOPPED = "stopped; rows that were written stay, and the same command does the rest"
 _EXAMPLE = "--input photos/ --model models/yolov4 --output out/"

@@ -9,7 +9,8 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-PROJECT = "hybrid-detection-pipeline"
+from models.project import PROJECT
+
 _SECONDS = 20.0
 
 

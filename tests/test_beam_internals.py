@@ -5,6 +5,7 @@ import re
 
 import pytest
 from apache_beam.metrics import monitoring_infos
+from apache_beam.ml.inference import base
 from apache_beam.runners.portability.fn_api_runner import fn_runner
 from apache_beam.runners.worker.statesampler import StateSampler
 from apache_beam.utils.counters import CounterFactory
@@ -29,6 +30,15 @@ def test_add_up_metrics_at_once(monkeypatch):
     (added,) = fn_runner.consolidate_monitoring_infos(iter(infos))
     assert monitoring_infos.extract_counter_value(added) == 5
     assert "consolidate_monitoring_infos(" in inspect.getsource(fn_runner.FnApiRunner.run_stages)
+
+
+def test_let_inference_measure_memory(monkeypatch, caplog):
+    """As in an environment without PyTorch, whichever this one is."""
+    monkeypatch.setattr(base, "resource", None)
+    assert base._get_current_process_memory_in_bytes() == 0 and "Resource module is not available" in caplog.text
+    caplog.clear()
+    beam_internals.let_inference_measure_memory()
+    assert base._get_current_process_memory_in_bytes() > 2**20 and not caplog.text
 
 
 @pytest.mark.parametrize(

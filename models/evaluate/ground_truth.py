@@ -16,6 +16,7 @@ from models.evaluate.coco_matching import Boxes, Ints
 from models.evaluate.detection_rows import RowsError, read_json
 from models.geometry import boxes_to_xyxy
 from models.progress import shown
+from models.project import pip_install
 
 TruthSource = str | os.PathLike[str] | Mapping[str, Any]
 
@@ -298,7 +299,7 @@ def _voc_file(path: Path, folder: Path) -> _File:
         from defusedxml import DefusedXmlException
         from defusedxml.ElementTree import parse
     except ImportError as err:
-        raise RowsError("Pascal VOC is read by defusedxml: pip install 'hybrid-detection-pipeline[voc]'") from err
+        raise RowsError(f"Pascal VOC is read by defusedxml: {pip_install('voc')}") from err
     try:
         root, objects = parse(path).getroot(), []
         width, height = (int(float(root.findtext(f"size/{side}") or 0)) for side in ("width", "height"))

@@ -20,11 +20,12 @@ from importlib.metadata import Distribution, PackageNotFoundError
 
 from packaging.requirements import Requirement
 
+from models.project import PROJECT, pip_install
 from pipeline.config.engines import ENGINES, engine_lines
 from pipeline.errors import CommandParser
 from pipeline.limits import available_cpus, memory_limit_bytes, nvidia_gpus
 from pipeline.log_lines import plural
-from pipeline.software import OF_DOCKERFILE, PROJECT, here
+from pipeline.software import OF_DOCKERFILE, here
 
 _SHOWN = ("apache-beam", "tensorflow", "tfx-bsl", "numpy", "opencv-python-headless")
 _EMULATORS = ("PUBSUB_EMULATOR_HOST", "STORAGE_EMULATOR_HOST", "BIGQUERY_EMULATOR_HOST", "AWS_ENDPOINT_URL")
@@ -115,7 +116,7 @@ def packages(project: Distribution | None = None) -> Iterator[Finding]:
     yield "packages", "; ".join(problems) or ", ".join([f"all {len(needed)}", *versions]), bool(problems)
     for extra in sorted({*(project.metadata.get_all("Provides-Extra") or ())} - {"dev"}):
         lacking = [problem for each in _needed(project, extra) if each not in needed and (problem := _problem(each))]
-        how = f"optional: python -m pip install '{PROJECT}[{extra}]' ({'; '.join(lacking)})"
+        how = f"optional: python -m {pip_install(extra)} ({'; '.join(lacking)})"
         yield f"  [{extra}]", how if lacking else "installed", False
 
 

@@ -35,6 +35,7 @@ from models.evaluate.ground_truth import read_truth
 from models.export import check_output_dir, written_whole
 from models.metadata import write_metadata
 from models.progress import shown
+from models.project import pip_install
 from models.quiet import quiet_stderr
 from pipeline.config import BUNDLED, DetectConfig, ModelConfig, load_config
 from pipeline.detect.describe_model import onnx_file, own_metadata
@@ -96,7 +97,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _quantize(flags: argparse.Namespace) -> int:
     if not importlib.util.find_spec("nncf"):
-        raise ModelError("quantize: NNCF is missing; install the extra: pip install 'hybrid-detection-pipeline[quantize]'")
+        raise ModelError(f"quantize: NNCF is missing; install the extra: {pip_install('quantize')}")
     given = {} if flags.min_agreement is None else {"detect.min_agreement": flags.min_agreement}
     config = load_config(flags.config, {"model.path": flags.model, **given})
     flags.min_agreement = config.detect.min_agreement  # a job refuses what agrees less

@@ -23,6 +23,7 @@ from typing import Any
 from models.evaluate.detection_rows import ImageRow
 from models.evaluate.ground_truth import read_truth
 from models.evaluate.pairing import Pairing, pair
+from models.project import pip_install
 from pipeline.errors import DONE, WRONG, CommandParser, InputError, run_command
 from pipeline.log_lines import console, plural, say
 from pipeline.read.again import local_file, refuse_duplicates
@@ -30,7 +31,7 @@ from pipeline.results.current import read_rows
 from pipeline.results.wanted import add_row_flags, wanted_rows
 
 _NO_MONGODB = "FiftyOne finds no MongoDB: FIFTYONE_DATABASE_URI names one, or write with --export what FiftyOne imports elsewhere"
-_INSTALL = "FiftyOne is not installed: pip install 'hybrid-detection-pipeline[fiftyone]', or write with --export what it imports"
+_INSTALL = f"FiftyOne is not installed: {pip_install('fiftyone')}, or write with --export what it imports"
 _Objects = list[dict[str, Any]]
 
 

@@ -24,6 +24,7 @@ import apache_beam as beam
 from apache_beam.ml.inference.base import ModelHandler, RunInference
 from apache_beam.utils.windowed_value import WindowedValue
 
+from pipeline.beam_internals import let_inference_measure_memory
 from pipeline.config import DetectConfig, ModelConfig, ReadConfig
 from pipeline.detect.detector import Detector, Result
 from pipeline.detect.given_images import GivenImage, as_records
@@ -37,6 +38,8 @@ from pipeline.stats.process import PROCESS
 _MOST_BYTES = 64e6  # of encoded images under way
 _BYTES_PER_IMAGE = 1000  # of its name and its result, pickled
 _LOOK_SECONDS = 0.5  # how soon a wait for the model notices that the job was stopped
+
+let_inference_measure_memory()
 
 
 class DetectedAndDead(NamedTuple):

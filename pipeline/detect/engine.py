@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from models.metadata import DetectorMetadata
+from models.project import pip_install
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.config.engines import ENGINES
 from pipeline.config.setting import is_own_engine
@@ -161,5 +162,5 @@ def lacking(engine: str, package: str = "", needed_by: str = "") -> ModelError:
     """The error that a package of an engine is missing."""
     kind = ENGINES[engine]
     more = f" (on a GPU: {kind.on_gpu})" if kind.on_gpu else ""
-    extra = f"pip install 'hybrid-detection-pipeline[{kind.extra}]'{more}"
+    extra = f"{pip_install(kind.extra)}{more}"
     return ModelError(f"{needed_by or f'engine {engine}'} needs {package or kind.package}; install the extra: {extra}")

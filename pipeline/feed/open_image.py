@@ -13,6 +13,7 @@ import struct
 
 from PIL import Image, Jpeg2KImagePlugin, JpegImagePlugin, TgaImagePlugin, TiffImagePlugin, WebPImagePlugin
 
+from models.project import pip_install
 from pipeline.failures import ImageError
 from pipeline.feed.decoders import opencv_8_bit
 from pipeline.feed.formats import Size, corrupt, not_read
@@ -194,7 +195,7 @@ def _import_heif() -> None:
     try:
         import pillow_heif
     except ImportError as err:
-        message = "HEIC and HEIF need pillow-heif: pip install 'hybrid-detection-pipeline[heif]'"
+        message = f"HEIC and HEIF need pillow-heif: {pip_install('heif')}"
         raise ImageError("decode", "no_decoder", message) from err
     pillow_heif.options.DECODE_THREADS = 1  # images are decoded side by side already
     pillow_heif.register_heif_opener()

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 import google_crc32c
 
+from models.project import pip_install
 from pipeline.failures import Failure, ImageError
 from pipeline.read.fetch import open_file
 from pipeline.read.names import CONTROL, bad_name, record_range
@@ -156,6 +157,6 @@ def _decoder() -> Any:
     try:
         from tfx_bsl.coders.example_coder import ExamplesToRecordBatchDecoder
     except ImportError as err:
-        message = "examples are decoded by tfx-bsl: pip install 'hybrid-detection-pipeline[tensorflow]'"
+        message = f"examples are decoded by tfx-bsl: {pip_install('tensorflow')}"
         raise ImageError("decode", "no_decoder", message) from err
     return ExamplesToRecordBatchDecoder()

@@ -19,6 +19,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from models.image_uris import video_frame
+from models.project import pip_install
 from pipeline.failures import ImageError
 from pipeline.read.fetch import RETRY_SECONDS, open_file, storage_failures
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
@@ -67,7 +68,7 @@ def _opened(file: Any, path: str, max_pixels: float) -> Iterator[Any]:
     try:
         import av
     except ImportError as err:
-        message = f"{path}: videos are decoded by PyAV: pip install 'hybrid-detection-pipeline[video]'"
+        message = f"{path}: videos are decoded by PyAV: {pip_install('video')}"
         raise ImageError("decode", "no_decoder", message) from err
     most = {"max_pixels": str(int(min(max_pixels, _MOST_PIXELS)))}
     with _damage(lambda why: f"{path} is damaged, or no {_KINDS} ({why})"):

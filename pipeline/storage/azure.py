@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from typing import Any, BinaryIO
 
+from models.project import pip_install
 from pipeline.storage.name_ranges import NameRange
 from pipeline.storage.store import EVERY_NAME, ChangedError, FoundFile, Reserve, Store, StoreError, check_size, error_of_status
 
@@ -82,7 +83,7 @@ def _client_of(_process: int, account: str) -> Any:
         from azure.identity import DefaultAzureCredential
         from azure.storage.blob import BlobServiceClient
     except ImportError as err:
-        raise StoreError(f"{ABFS} is read by azure-storage-blob: pip install 'hybrid-detection-pipeline[azure]'") from err
+        raise StoreError(f"{ABFS} is read by azure-storage-blob: {pip_install('azure')}") from err
     again = {"retry_total": 1, "initial_backoff": 1, "random_jitter_range": 1}  # callers try again, too
     options = {**again, "connection_timeout": 10, "read_timeout": 30, "max_single_get_size": _FIRST_BYTES}
     connection = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")

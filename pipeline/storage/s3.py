@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from typing import Any, BinaryIO
 
+from models.project import pip_install
 from pipeline.storage.name_ranges import NameRange
 from pipeline.storage.store import EVERY_NAME, ChangedError, FoundFile, Reserve, Store, StoreError, check_size, error_of_status
 
@@ -103,7 +104,7 @@ def _client_of(_process: int) -> Any:
         import boto3
         from botocore.config import Config
     except ImportError as err:
-        raise StoreError(f"{S3} is read by boto3: pip install 'hybrid-detection-pipeline[s3]'") from err
+        raise StoreError(f"{S3} is read by boto3: {pip_install('s3')}") from err
     again = {"total_max_attempts": 2}  # callers try again, too
     return boto3.session.Session().client(
         "s3", config=Config(max_pool_connections=64, connect_timeout=10, read_timeout=30, retries=again)
