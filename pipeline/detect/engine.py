@@ -154,13 +154,9 @@ def opener_of(engine: str) -> OpenModel:
 
 def check_installed(engine: str, package: str = "", needed_by: str = "") -> None:
     """Raises ModelError if a package of an engine is missing; default: its own, needed by the engine."""
-    if not importlib.util.find_spec(package or ENGINES[engine].package):
-        raise lacking(engine, package, needed_by)
-
-
-def lacking(engine: str, package: str = "", needed_by: str = "") -> ModelError:
-    """The error that a package of an engine is missing."""
     kind = ENGINES[engine]
-    more = f" (on a GPU: {kind.on_gpu})" if kind.on_gpu else ""
-    extra = f"{pip_install(kind.extra)}{more}"
-    return ModelError(f"{needed_by or f'engine {engine}'} needs {package or kind.package}; install the extra: {extra}")
+    package = package or kind.package
+    if not importlib.util.find_spec(package):
+        more = f" (on a GPU: {kind.on_gpu})" if kind.on_gpu else ""
+        extra = f"{pip_install(kind.extra)}{more}"
+        raise ModelError(f"{needed_by or f'engine {engine}'} needs {package}; install the extra: {extra}")

@@ -12,14 +12,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from models.metadata import DetectorMetadata
-from models.user_cache import cache_folder
+from models.user_cache import cache_folder, keep_newest
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.config.engines import ENGINES
 from pipeline.detect import onnx_graph
@@ -133,8 +132,7 @@ def _in_float16(network: Any) -> Any:
         with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=place) as unfinished:
             onnx.save(network, os.path.join(unfinished, "model.onnx"))
             os.replace(os.path.join(unfinished, "model.onnx"), kept)
-        for old in sorted(Path(place).glob("*.onnx"), key=os.path.getmtime)[:-_KEPT]:
-            old.unlink(missing_ok=True)
+        keep_newest(place, "*.onnx", _KEPT)
     return network
 
 

@@ -13,7 +13,6 @@ import importlib.metadata
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from models import own_python
 from models.metadata import DetectorMetadata, metadata_from_json, metadata_to_json
-from models.user_cache import cache_folder
+from models.user_cache import cache_folder, keep_newest
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect.engine import check_installed, lacking
+from pipeline.detect.engine import check_installed
 from pipeline.detect.golden import keep_requests, read_requests
 from pipeline.detect.model_arrays import split_metadata
 from pipeline.detect.versions import first_line
@@ -66,14 +65,12 @@ def converted(local: str, folder: str, model: ModelConfig) -> str:
       ModelError: OpenVINO or TensorFlow is missing, or OpenVINO cannot convert the model.
     """
     check_installed("openvino")
-    try:
-        key = _key(local, model)
-    except importlib.metadata.PackageNotFoundError as err:
-        raise lacking("tensorflow", needed_by=f"model {folder}, a SavedModel,") from err
+    key = _key(local, model)
     beside, cache = os.path.join(local, HIDDEN), os.path.join(cache_folder(), "openvino")
     for place in (beside, cache):
         if os.path.isdir(os.path.join(place, key)):
             return os.path.join(place, key)
+    check_installed("tensorflow", needed_by=f"model {folder}, a SavedModel,")
     if "://" not in folder:  # else `local` is a temporary copy
         try:
             return _convert_into(beside, key, local, folder, model)
@@ -90,18 +87,16 @@ def _convert_into(place: str, key: str, local: str, folder: str, model: ModelCon
         _convert_in_subprocess(local, folder, model, whole)
         if not os.path.isdir(network):  # else another process was faster
             os.rename(whole, network)
-    for old in sorted(Path(place).glob("[!.]*"), key=os.path.getmtime)[:-_KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
+    keep_newest(place, "[!.]*", _KEPT)
     return network
 
 
 def _key(local: str, model: ModelConfig) -> str:
-    """A digest of all that a network depends on: files, description, programs."""
-    programs = [importlib.metadata.version(program) for program in ("openvino", "tensorflow")]
+    """A digest of all that a network depends on: files, description, programs. TensorFlow, which only reads the files, may be gone."""
     described = {
         name: value for name, value in dataclasses.asdict(model).items() if not name.startswith(("model_", "server_", "path"))
     }
-    digest = hashlib.sha256(json.dumps([described, programs], default=list).encode())
+    digest = hashlib.sha256(json.dumps([described, importlib.metadata.version("openvino")], default=list).encode())
     files = sorted(path for path in Path(local).rglob("[!.]*") if path.is_file() and HIDDEN not in path.parts)
     names = [Path(name) for name in model.class_names or () if os.path.isfile(name)]
     code = [file for module in (__file__, own_python.__file__) for file in sorted(Path(module).parent.glob("*.py"))]

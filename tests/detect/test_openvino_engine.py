@@ -1,7 +1,7 @@
 """OpenVINO finds what TensorFlow finds, without TensorFlow in the job's process; and an image that it fails on fails alone."""
 
 import dataclasses
-import importlib.metadata
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -116,6 +116,16 @@ detector = load_detector(ModelConfig(path=sys.argv[1]), DetectConfig(engine="ope
 print(len(detector.detect([EncodedImage(ImageRef("a"), open(sys.argv[2], "rb").read())])[0].detections))
 print([name for name in ("tensorflow", "tfx_bsl", "keras") if name in sys.modules])
 """
+WITHOUT_TENSORFLOW = """
+import importlib.metadata, sys
+sys.modules["tensorflow"] = None
+known = importlib.metadata.version
+def version(name):
+    if name == "tensorflow":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return known(name)
+importlib.metadata.version = version
+"""
 
 
 @pytest.fixture
@@ -125,10 +135,9 @@ def version(bright_model, tmp_path):
 
 
 def test_a_job_imports_no_tensorflow_and_a_second_one_converts_nothing(version, tmp_path, cache):
-    """The second job has no TensorFlow at all, and a copy of the version, which is the same version."""
+    """The second job has no TensorFlow, nor its description, and a copy of the version, which is the same version."""
     image, copy = tmp_path / "a.png", tmp_path / "copy" / "3"
     cv2.imwrite(str(image), np.pad(np.full((40, 40, 3), 255, np.uint8), ((20, 36), (30, 58), (0, 0))))
-    without = "import sys; sys.modules['tensorflow'] = None\n"
 
     def found_by(script, model):
         command = [sys.executable, "-c", script, model, str(image)]
@@ -140,7 +149,7 @@ def test_a_job_imports_no_tensorflow_and_a_second_one_converts_nothing(version, 
     assert found_by(JOB, version) == ["1", "[]"]
     assert fingerprint(str(version), files_of(str(version))) == before and not cache.exists()
     shutil.copytree(version, copy)
-    assert found_by(without + JOB, copy)[0] == "1"
+    assert found_by(WITHOUT_TENSORFLOW + JOB, copy)[0] == "1"
 
 
 @log_lines()
@@ -253,12 +262,12 @@ def test_memory_that_does_not_suffice_for_one_image_is_an_error_and_later_images
     batcher.close()
 
 
-def test_a_saved_model_names_the_extra_where_tensorflow_is_not_installed(bright_model, monkeypatch):
-    def version(name, known=importlib.metadata.version):
-        if name == "tensorflow":
-            raise importlib.metadata.PackageNotFoundError(name)
-        return known(name)
+def test_a_saved_model_names_the_extra_where_tensorflow_is_not_installed(version, monkeypatch):
+    """As long as no network of it is there."""
 
-    monkeypatch.setattr("importlib.metadata.version", version)
+    def find_spec(name, *package, known=importlib.util.find_spec):
+        return None if name == "tensorflow" else known(name, *package)
+
+    monkeypatch.setattr("importlib.util.find_spec", find_spec)
     with pytest.raises(ModelError, match=r"a SavedModel, needs tensorflow; install the extra: .*\[tensorflow\]"):
-        load_detector(ModelConfig(path=bright_model), DetectConfig(engine="openvino"))
+        load_detector(ModelConfig(path=str(version)), DetectConfig(engine="openvino"))
