@@ -26,7 +26,7 @@ def keep_newest(place: str, pattern: str, most: int) -> None:
     for path in Path(place).glob(pattern):
         with contextlib.suppress(OSError):
             found.append((path.stat().st_mtime, path))
-    for _, old in sorted(found)[:-most]:
+    for _, old in sorted(found)[: max(0, len(found) - most)]:
         if old.is_dir():
             shutil.rmtree(old, ignore_errors=True)
         else:

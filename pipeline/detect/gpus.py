@@ -34,6 +34,12 @@ def gpu_names(gpus: int) -> list[str]:
     return [*names, *(f"more-{number}" for number in range(gpus - len(names)))]
 
 
+def gpu_kind() -> str:
+    """Name and driver of the machine's GPUs, for which a program can be compiled; empty where they differ, or nobody tells."""
+    told = set(_asked("name,driver_version"))
+    return told.pop() if len(told) == 1 else ""
+
+
 @functools.cache
 def take_gpu(gpus: int) -> int:
     """Picks this process's GPU, from 0: the one that the fewest others use; the same one each time.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ from pipeline.detect.model_arrays import (
     split_outputs,
 )
 from pipeline.detect.tensorflow_internals import freeze
-from pipeline.detect.tensorflow_setup import configure_tensorflow
+from pipeline.detect.tensorflow_setup import configure_tensorflow, forget_what_xla_compiled
 from pipeline.detect.versions import first_line
 from pipeline.errors import ModelError
 
@@ -71,7 +71,7 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
 
 
 def _compiled(traced: TracedModel, folder: str, detect: DetectConfig, *, gpu: bool) -> tuple[Call | None, str]:
-    """The model's function compiled by XLA, for one batch size until others come; or None, and why not if it was to be.
+    """The model's function compiled by XLA, on a GPU for each batch size; or None, and why not if it was to be.
 
     Its weights are variables: XLA would fold constants for minutes.
     """
@@ -84,14 +84,30 @@ def _compiled(traced: TracedModel, folder: str, detect: DetectConfig, *, gpu: bo
         return None, f"model {folder}: takes each image at its own size, so XLA does not compile it"
     if mixed:
         return None, f"model {folder}: XLA compiles no {detect.precision} of it; import it again, or leave out --compiled"
-    function = tf.function(traced.predict, input_signature=[traced.spec], autograph=False, jit_compile=True)
+    sizes = (traced.batch,) if traced.batch else detect.batch_sizes or (_COMPILED_SIZES if gpu else (1,))
     try:
-        function(tf.zeros((traced.batch or 1, *traced.metadata.input_hw, 3), tf.uint8))
-    except tf.errors.ResourceExhaustedError as err:
-        raise OutOfMemory(_reason(err)) from err
+        try:
+            return _compiled_for(traced, sizes), ""
+        except tf.errors.OpError as err:
+            if "unsupported" in err.message or not forget_what_xla_compiled():
+                raise
+            return _compiled_for(traced, sizes), ""  # a file of its cache was damaged
     except (tf.errors.OpError, ValueError) as err:
         return None, f"model {folder}: XLA cannot compile it, so it runs as it is: {_why_not(err)}"
-    return function, ""
+
+
+def _compiled_for(traced: TracedModel, sizes: Sequence[int]) -> Call:
+    import tensorflow as tf
+
+    function: Call = tf.function(traced.predict, input_signature=[traced.spec], autograph=False, jit_compile=True)
+    for size in sizes:
+        try:
+            function(tf.zeros((size, *traced.metadata.input_hw, 3), tf.uint8))
+        except tf.errors.ResourceExhaustedError as err:
+            if size == sizes[0]:
+                raise OutOfMemory(_reason(err)) from err
+            break  # the batcher finds the size that fits
+    return function
 
 
 def _why_not(err: Exception) -> str:

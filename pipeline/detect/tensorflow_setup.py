@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import importlib.metadata
+import os
 import sys
+import tempfile
 from typing import Any
 
 from models.quiet import gc_paused, quiet_stderr
+from models.user_cache import cache_folder, keep_newest
 from pipeline.config import DetectConfig
 from pipeline.config.engines import ENGINES
 from pipeline.detect.engine import concurrent_batches_of
-from pipeline.detect.gpus import take_gpu, total_bytes
+from pipeline.detect.gpus import gpu_kind, take_gpu, total_bytes
 from pipeline.detect.process_memory import freeze_gc
 from pipeline.detect.tensorflow_internals import import_without_keras
 from pipeline.errors import ModelError
-from pipeline.limits import available_cpus, resident_bytes
+from pipeline.limits import available_cpus, nvidia_gpus, resident_bytes
 
 # the precision beside float32, and Grappler's option for it, which does nothing on the other device
 _REWRITES = {"cpu": ("bfloat16", "auto_mixed_precision_onednn_bfloat16"), "gpu": ("float16", "auto_mixed_precision")}
+
+_XLA_FLAGS, _XLA_CACHE = "TF_XLA_FLAGS", "--tf_xla_persistent_cache_directory="
+_KEPT_FOLDERS, _KEPT_FILES = 4, 64  # newest ones; a file holds what XLA has compiled of a model for one batch size
 
 
 def configure_tensorflow(detect: DetectConfig) -> Any:
@@ -26,6 +34,8 @@ def configure_tensorflow(detect: DetectConfig) -> Any:
     Raises:
       ModelError: The machine lacks the device, or the device the precision.
     """
+    if "tensorflow" not in sys.modules and detect.device != "cpu" and detect.compiled != "no" and nvidia_gpus():
+        _keep_what_xla_compiles()
     with quiet_stderr(), gc_paused():
         tf = import_without_keras()
     freeze_gc()
@@ -48,6 +58,36 @@ def configure_tensorflow(detect: DetectConfig) -> Any:
         tf.config.threading.set_intra_op_parallelism_threads(detect.intra_op_threads or by_default)
         tf.config.threading.set_inter_op_parallelism_threads(0 if gpu is not None else concurrent_batches)
     return tf
+
+
+def _keep_what_xla_compiles() -> None:
+    """Lets XLA keep what it compiles, in a folder of the user's cache for this GPU, its driver, TensorFlow and CUDA.
+
+    XLA itself does not tell these apart. TensorFlow reads the flag when it is imported.
+    """
+    if _XLA_CACHE in os.environ.get(_XLA_FLAGS, "") or not (kind := gpu_kind()):
+        return
+    of_gpus = [each for each in importlib.metadata.distributions() if each.name.startswith(("tensorflow", "nvidia"))]
+    versions = sorted(f"{each.name} {each.version}" for each in of_gpus)
+    place = os.path.join(cache_folder(), "xla")
+    folder = os.path.join(place, hashlib.sha256(f"{kind} {versions}".encode()).hexdigest()[:32])
+    with contextlib.suppress(OSError):
+        os.makedirs(folder, exist_ok=True)
+        os.utime(folder)  # it is in use
+        with tempfile.TemporaryFile(dir=folder):  # where XLA cannot write, it would not compile
+            pass
+        keep_newest(place, "*", _KEPT_FOLDERS)
+        keep_newest(folder, "*", _KEPT_FILES)
+        os.environ[_XLA_FLAGS] = f"{os.environ.get(_XLA_FLAGS, '')} {_XLA_CACHE}{folder}".strip()
+
+
+def forget_what_xla_compiled() -> bool:
+    """Empties XLA's cache, so that it compiles anew; False if it has none in the user's cache."""
+    folder = os.environ.get(_XLA_FLAGS, "").partition(_XLA_CACHE)[2].partition(" ")[0]
+    if not folder.startswith(os.path.join(cache_folder(), "")):
+        return False
+    keep_newest(folder, "*", 0)
+    return True
 
 
 def uses_gpu() -> bool:

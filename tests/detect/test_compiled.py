@@ -1,6 +1,7 @@
 """XLA compiles for any device: a CPU shows that boxes stay the same, and that what it cannot compile runs as before."""
 
 import contextlib
+import os
 import subprocess
 import sys
 
@@ -146,3 +147,54 @@ def test_a_swap_compiles_each_batch_size_before_the_first_image(tmp_path, monkey
     told = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True).stdout
     started, swapped, in_the_end = map(int, told.split())
     assert 2 <= started < swapped == in_the_end
+
+
+KEPT = """
+import glob, os, sys
+real = glob.glob
+glob.glob = lambda path, **more: ["/dev/nvidia0"] if "nvidia" in path else real(path, **more)
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.load_detector import load_detector
+from pipeline.records import ImageRef
+
+detect = DetectConfig(engine="tensorflow", compiled="yes", batch_sizes=(1, 2), score_threshold=0.05)
+detector = load_detector(ModelConfig(sys.argv[1]), detect)
+print(sum(len(result.detections) for result in detector.detect([ImageRef(sys.argv[2])])), [n for n in detector.model.notes if "XLA" in n])
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_on_a_machine_with_a_gpu_xla_keeps_what_it_has_compiled_and_makes_a_damaged_file_anew(tmp_path, monkeypatch):
+    """In a folder for this GPU and its driver. The test needs no GPU: a CPU's programs are kept in the same way."""
+    model, cache = export_yolo(tmp_path / "m", "4+C,M"), tmp_path / "cache" / "hybrid-detection-pipeline" / "xla"
+    program, photo = tmp_path / "bin" / "nvidia-smi", tmp_path / "photo.png"
+    photo.write_bytes(PICTURES[0].content)
+    program.parent.mkdir()
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", str(REPO))
+    monkeypatch.delenv("TF_XLA_FLAGS", raising=False)
+
+    def job(gpu):
+        program.write_text(f"#!/bin/sh\necho '{gpu}'\n")
+        program.chmod(0o755)
+        done = subprocess.run(
+            [sys.executable, "-c", KEPT, str(model), str(photo)], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    first = job("NVIDIA T4, 570.1")
+    (folder,) = cache.iterdir()
+    kept = {path.name: path.stat() for path in folder.glob("*.pb")}
+    assert len(kept) >= 2 and first.endswith(" []\n")
+    assert job("NVIDIA T4, 570.1") == first
+    assert {path.name: path.stat().st_mtime_ns for path in folder.glob("*.pb")} == {
+        n: each.st_mtime_ns for n, each in kept.items()
+    }
+    for name in kept:
+        (folder / name).write_bytes(b"damaged")
+    assert job("NVIDIA T4, 570.1") == first
+    assert b"damaged" not in [path.read_bytes() for path in folder.glob("*.pb")]
+    assert job("NVIDIA T4, 580.2") == first
+    assert len([*cache.iterdir()]) == 2, "another driver has a folder of its own"
