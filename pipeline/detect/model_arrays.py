@@ -6,6 +6,7 @@ The steps before and behind a network are written once. They run in NumPy for a 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -232,7 +233,10 @@ def picked_candidates(read: Callable[[str], np.ndarray], metadata: DetectorMetad
     passed, places = read("passed"), read("picked_places")
     most = int(passed.max(initial=0))
     if most > places.shape[1]:
-        return candidates_of({role: read(role) for role in ("boxes", "scores")}, metadata, detect)
+        found = {role: read(role) for role in ("boxes", "scores")}
+        with contextlib.suppress(KeyError):
+            found["best"] = read("best")
+        return candidates_of(found, metadata, detect)
     left = np.arange(most) >= passed[:, None]
     order = np.argsort(np.where(left, np.iinfo(places.dtype).max, places[:, :most]), axis=1, kind="stable")  # devices order ties
     images = np.arange(len(order))[:, None]

@@ -92,7 +92,7 @@ def _convert_into(place: str, key: str, local: str, folder: str, model: ModelCon
 
 
 def _key(local: str, model: ModelConfig) -> str:
-    """A digest of all that a network depends on: files, description, programs. TensorFlow, which only reads the files, may be gone."""
+    """A digest of all that a network depends on: files, description, programs. Not TensorFlow, which may be gone by now."""
     described = {
         name: value for name, value in dataclasses.asdict(model).items() if not name.startswith(("model_", "server_", "path"))
     }

@@ -159,7 +159,8 @@ from pipeline.records import ImageRef
 
 detect = DetectConfig(engine="tensorflow", compiled="yes", batch_sizes=(1, 2), score_threshold=0.05)
 detector = load_detector(ModelConfig(sys.argv[1]), detect)
-print(sum(len(result.detections) for result in detector.detect([ImageRef(sys.argv[2])])), [n for n in detector.model.notes if "XLA" in n])
+(found,) = detector.detect([ImageRef(sys.argv[2])])
+print(len(found.detections), [note for note in detector.model.notes if "XLA" in note])
 os._exit(0)
 """
 
