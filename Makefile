@@ -12,6 +12,7 @@ FAKE_GCS_VERSION := v1.56.1
 FAKE_GCS := .tools/fake-gcs-server
 S3_SERVER_VERSION := v1.8.0
 S3_SERVER := .tools/versitygw
+BOOT := .tools/container
 AZURITE_VERSION := 3.37.0
 AZURITE := .tools/azurite
 
@@ -63,7 +64,7 @@ test-fast: $(READY) ## Pass the tests that need neither whole jobs nor emulators
 test-flink: $(READY) flink ## Pass the tests that need a Flink cluster, TaskManagers killed among them; ten minutes
 	$(BIN)/python -m pytest --override-ini addopts='-ra --strict-markers' --timeout 600 tests/flink
 
-test-spark: $(READY) spark ## Pass the tests that need Spark: a batch job on it; a minute
+test-spark: $(READY) spark $(BOOT) ## Pass the tests that need Spark: a batch job on it, in the image's entry point, too; two minutes
 	$(BIN)/python -m pytest --override-ini addopts='-ra --strict-markers' tests/spark
 
 check: format lint types docs test ## What CI runs first: format, lint, types, docs, tests
@@ -119,12 +120,14 @@ dist: $(READY) ## Build wheel, sdist and, where its bases can be had, the image;
 
 prism: $(PRISM) ## Get the Prism runner's binary
 
-# Three Go programs, built where Go is installed; tests that need one skip without it, and say how to get it. Prism Beam fetches itself
-# on first use; fake-gcs-server and versitygw serve the protocols of Cloud Storage and of S3, with their preconditions.
+# Four Go programs, built where Go is installed; tests that need one skip without it, and say how to get it. Prism Beam fetches itself
+# on first use; fake-gcs-server and versitygw serve the protocols of Cloud Storage and of S3, with their preconditions; container is the
+# entry point of Beam's images for Python.
 $(PRISM): GO_PACKAGE := github.com/apache/beam/sdks/v2/go/cmd/prism@$(PRISM_VERSION)
 $(FAKE_GCS): GO_PACKAGE := github.com/fsouza/fake-gcs-server@$(FAKE_GCS_VERSION)
+$(BOOT): GO_PACKAGE := github.com/apache/beam/sdks/v2/python/container@$(PRISM_VERSION)
 $(S3_SERVER): GO_PACKAGE := github.com/versity/versitygw/cmd/versitygw@$(S3_SERVER_VERSION)
-$(PRISM) $(FAKE_GCS) $(S3_SERVER):
+$(PRISM) $(FAKE_GCS) $(S3_SERVER) $(BOOT):
 	@mkdir -p $(dir $@)
 	@if command -v go >/dev/null; then echo "building $(notdir $@)"; GOBIN=$(abspath $(dir $@)) go install $(GO_PACKAGE) 2>/dev/null || true; fi
 	@test -x $@ || echo "no $(notdir $@): install Go; tests that need it are skipped"

@@ -24,6 +24,7 @@ _JPEG_QUALITY = 85
 _SMALLEST_DRAWN_SIDE = 480  # pixels; on a 32-pixel icon a label would hide the icon
 _LONGEST_LABEL = 28  # characters
 _MOST_LABELS = 0.15  # of the picture: labels that cover more would hide it
+_FURTHER = (1, -2, 2, -3, 3, -4)  # heights of a label from its box's upper edge, where another label has the better places
 _LONGEST_SIDE = 65_500  # pixels of a JPEG
 _GOLDEN_ANGLE = 0.61803398875  # of a turn; puts neighbouring class ids far apart on the colour wheel
 Colour = tuple[int, int, int]
@@ -44,8 +45,9 @@ def annotate(image: DetectedImage, pixels_rgb: np.ndarray | None = None) -> byte
     """Draws an image's detections: a box and a label with class name and confidence, one colour for each class.
 
     In a crowd, whose labels would hide the picture, a label is the detection's number, from 1 on, in the order of the detections.
-    Given pixels then get a list of the numbers beside them; the report has its own. Boxes are scaled from the original's pixels
-    to the drawn ones and clipped to the image.
+    Given pixels then get a list of the numbers beside them; the report has its own. A label that would cover one of a more
+    confident detection moves to another place at its box. Boxes are scaled from the original's pixels to the drawn ones and
+    clipped to the image.
 
     Args:
       image: A result.
@@ -65,13 +67,13 @@ def annotate(image: DetectedImage, pixels_rgb: np.ndarray | None = None) -> byte
     font, is_crowd = _readable(marks, canvas.size, line)
     for mark in marks[::-1]:  # the most confident lies on top
         pen.rectangle(mark.box, outline=mark.colour, width=line)
-    for mark in marks[::-1]:
-        label = str(mark.number) if is_crowd else mark.label
-        left, top, right, bottom = font.getbbox(label)
-        label_wh = (math.ceil(right - left) + 2 * line, math.ceil(bottom - top) + 2 * line)
-        x, y = _place_label(mark.box, label_wh, canvas.size)
-        pen.rectangle((x, y, x + label_wh[0] - 1, y + label_wh[1] - 1), fill=mark.colour)
-        pen.text((x + line - left, y + line - top), label, font=font, fill=text_colour(mark.colour))
+    labels = [str(mark.number) if is_crowd else mark.label for mark in marks]
+    bounds = [font.getbbox(label) for label in labels]
+    sizes = [(math.ceil(right - left) + 2 * line, math.ceil(bottom - top) + 2 * line) for left, top, right, bottom in bounds]
+    places = _placed([mark.box for mark in marks], sizes, canvas.size)
+    for mark, label, (left, top, _, _), place in [*zip(marks, labels, bounds, places, strict=True)][::-1]:
+        pen.rectangle(place, fill=mark.colour)
+        pen.text((place[0] + line - left, place[1] + line - top), label, font=font, fill=text_colour(mark.colour))
     return marked_jpeg(_with_list(canvas, marks, font) if is_crowd and pixels_rgb is not None else canvas, _JPEG_QUALITY)
 
 
@@ -168,8 +170,27 @@ def _with_list(canvas: Image.Image, marks: Sequence[_Mark], font: Font) -> Image
     return wider
 
 
-def _place_label(box: Rectangle, label_wh: tuple[int, int], size_wh: tuple[int, int]) -> tuple[int, int]:
-    """The left and upper edge of a label: above its box, or inside it at the top where the picture has no room above."""
-    x0, y0 = box[:2]
-    above = y0 - label_wh[1]
-    return max(0, min(x0, size_wh[0] - label_wh[0])), above if above >= 0 else min(y0, max(0, size_wh[1] - label_wh[1]))
+def _placed(boxes: Sequence[Rectangle], sizes: Sequence[tuple[int, int]], size_wh: tuple[int, int]) -> list[Rectangle]:
+    """Where each label is: the best place at its box that covers no label before it, or the best of all if each does."""
+    taken: list[Rectangle] = []
+    for box, (width, height) in zip(boxes, sizes, strict=True):
+        places = [(x, y, x + width - 1, y + height - 1) for x, y in _label_places(box, (width, height), size_wh)]
+        taken.append(next((each for each in places if not any(_overlap(each, other) for other in taken)), places[0]))
+    return taken
+
+
+def _label_places(box: Rectangle, label_wh: tuple[int, int], size_wh: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """The left and upper edges that a label may have within the picture, the best first.
+
+    They are above its box, or inside where the picture has no room above; then at the other corners, and further up and down.
+    """
+    (x0, y0, x1, y1), (width, height) = box, label_wh
+    above = y0 - height if y0 >= height else y0
+    tops = [above, y0, y1 + 1, y1 + 1 - height]
+    for top in (*tops, *(y0 + step * height for step in _FURTHER)):
+        for left in (x0, x1 + 1 - width):
+            yield max(0, min(left, size_wh[0] - width)), max(0, min(top, size_wh[1] - height))
+
+
+def _overlap(one: Rectangle, other: Rectangle) -> bool:
+    return one[0] <= other[2] and other[0] <= one[2] and one[1] <= other[3] and other[1] <= one[3]

@@ -3,6 +3,7 @@
 import cv2
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pipeline.feed.decode import DecodedImage
 from pipeline.feed.thumbnails import make_thumbnail
@@ -78,6 +79,22 @@ def test_a_given_picture_has_names_at_its_boxes_or_in_a_crowd_a_list_beside_it(c
     if is_crowd:
         beside = drawn[:, 800:]
         assert (beside[:8] > 230).all() and (beside.min(axis=-1) < 100).any(axis=1).sum() > 200, "lines of text on white"
+
+
+@pytest.mark.parametrize("place", [(70, 102), (40, 100), (40, 118), (0, 0)], ids=["beside", "same", "below", "in the corner"])
+def test_no_label_covers_that_of_a_neighbour(place):
+    """Each has as many pixels of its colour as without the other, less those where a line of a box crosses."""
+    first, second = [*(place if place == (0, 0) else (40, 100)), 340, 300], [*place, 370, 330]
+
+    def coloured(classes):
+        boxes, ids = [[first, second][each] for each in classes], np.array(classes, np.int32)
+        image = detected(grey(600, 800), boxes, names=["a cat and a dog"] * len(boxes))
+        found = replace(image.detections, class_ids=ids)
+        drawn = decoded(annotate(replace(image, detections=found), grey(600, 800))).astype(int)
+        return [int((np.abs(drawn - class_colour(each)).max(axis=-1) < 60).sum()) for each in classes]
+
+    alone, together = [*coloured([0]), *coloured([1])], coloured([0, 1])
+    assert all(both > 0.8 * one for one, both in zip(alone, together, strict=True)), (alone, together)
 
 
 @pytest.mark.parametrize("thumbnail", [b"", b"no picture"], ids=["none", "broken"])
