@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import shutil
+import threading
 from pathlib import Path
 
 import duckdb
@@ -25,6 +26,8 @@ from pipeline.results.reader import ResultsFolder, batches_in, done_keys, list_s
 from pipeline.results.rows import FORMATS, Column, RowFormat
 from pipeline.results.shards import write_shard
 from pipeline.results.wanted import ALL, Wanted
+from pipeline.storage.listing import MAX_PARALLEL
+from pipeline.storage.stores import store_of
 from tests.fixtures import RELEASE
 from tests.results.test_results_folders import damaged
 from tests.shard_rows import OTHER, VERSION, detected, failed, rows_in, write_rows
@@ -146,6 +149,28 @@ def test_a_process_without_free_descriptors_loses_no_row(output, capsys):
         for each in held:
             os.close(each)
     assert list_shards(output) == shards and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("storage", ["local", "gs"])
+def test_sixteen_shards_are_read_at_once(storage, tmp_path, request, monkeypatch):
+    """D6: one by one, those of a day of a stream took a quarter of an hour before a job; here each waits for the others."""
+    output = f"{tmp_path}/out" if storage == "local" else f"gs://{request.getfixturevalue('gcs_bucket').name}/out"
+    for number in range(MAX_PARALLEL):
+        write_rows(output, [detected(f"{number}.jpg")])
+    together = threading.Barrier(MAX_PARALLEL)
+    place, name = (pa, "OSFile") if storage == "local" else (type(store_of(output)), "read_range")
+    opened = getattr(place, name)
+
+    def waiting(*arguments):
+        together.wait(60)
+        return opened(*arguments)
+
+    monkeypatch.setattr(place, name, waiting)
+    assert len(done_keys(output, VERSION, DETECTIONS)) == MAX_PARALLEL
+    results = ResultsFolder(output)
+    assert len([*results.tables(["uri"])]) == MAX_PARALLEL
+    if storage == "gs":
+        assert len([*results.batches()]) == MAX_PARALLEL
 
 
 def test_a_reader_begins_anew_where_a_compaction_deletes_what_it_has_listed(output, monkeypatch):
