@@ -20,15 +20,10 @@ import dataclasses
 import datetime
 import itertools
 import math
-import multiprocessing
 import os
-import signal
 import statistics
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import yaml
@@ -36,19 +31,17 @@ import yaml
 from models.evaluate.agreement import compare
 from models.evaluate.detection_rows import RowsError
 from pipeline.config import Config, check_model_is_named, load_config
-from pipeline.config.engines import ENGINES, ONNX, SAVED_MODEL, SERVER, engines_for
+from pipeline.config.engines import ENGINES, SERVER, engines_for
 from pipeline.config.setting import is_own_engine
-from pipeline.detect.detect_objects import detect_images
-from pipeline.detect.detector import Detector
 from pipeline.detect.gpus import gpu_names, take_gpu
-from pipeline.detect.load_detector import load_detector
 from pipeline.detect.load_model import engine_of
+from pipeline.detect.trial import Settings, trial
 from pipeline.detect.versions import is_remote, resolve_versions
 from pipeline.errors import DONE, FAILED, WRONG, CommandParser, InputError, ModelError, OutputError, run_command
 from pipeline.limits import available_cpus, machine, nvidia_gpus
 from pipeline.log_lines import console, plural
 from pipeline.read.list_images import check_inputs, list_images
-from pipeline.records import DetectedImage, ImageRef, detection_row
+from pipeline.records import ImageRef
 from pipeline.storage.files import write_file
 
 _MOST_PHOTOS = 64
@@ -58,11 +51,7 @@ _STUDENTS_T = 2.447  # two-sided 95 %, for the six degrees of freedom of the fin
 _GAIN = 1.02  # smaller gains are not worth a setting
 _START_ANSWERS_S = 600.0  # a large model on a busy machine, or a server that wakes up
 _ANSWERS_S, _TIMES_START = 60.0, 6.0  # a candidate answers within so many times what the start took to load, at least 60 s
-_ENGINE = ("detect.engine", "detect.precision")
-_SPAWN = multiprocessing.get_context("spawn")
-_STOPS = (signal.SIGINT, signal.SIGTERM)
 
-Settings = Mapping[str, Any]  # what differs from the settings of the start, by dotted key
 Measure = Callable[..., "Result"]  # races settings against the start, for so many rounds
 
 
@@ -135,20 +124,21 @@ def candidates(stage: str, config: Config) -> list[Settings]:
       config: The best so far.
     """
     detect, cpus, files = config.detect, available_cpus(), _files_of(config)
-    engine = engine_of(files, detect)
+    engine, gpu = engine_of(files, detect), detect.device != "cpu" and nvidia_gpus() > 0
     kind, at_server = ENGINES.get(engine), files == SERVER
-    gpus, one_image = 0 if detect.device == "cpu" else nvidia_gpus(), kind is not None and not kind.batches
-    largest = (1, 8, 16, 64) if gpus else (1, 8, 16)
     if stage == "engine":
-        kinds = {name: ENGINES[name] for name in engines_for(files, detect.device) if ENGINES[name].installed and not at_server}
-        pairs = [(name, precision) for name, each in kinds.items() for precision in each.precisions_on(gpu=gpus > 0)]
-        changes: list[Settings] = [dict(zip(_ENGINE, pair, strict=True)) for pair in pairs if pair != (engine, detect.precision)]
-        if gpus and "tensorflow" in kinds:  # XLA compiles a model, unless it is told not to
-            other = {"detect.compiled": "auto" if detect.compiled == "no" else "no"}
-            changes += [{**dict(zip(_ENGINE, pair, strict=True)), **other} for pair in pairs if pair[0] == "tensorflow"]
-        return changes
+        names = [] if at_server else [name for name in engines_for(files, detect.device) if ENGINES[name].installed]
+        other = {"detect.compiled": "auto" if detect.compiled == "no" else "no"}
+        return [
+            {"detect.engine": name, "detect.precision": precision, **more}
+            for name in names
+            for precision in ENGINES[name].precisions_on(gpu=gpu)
+            for more in ({}, other)
+            if (gpu and ENGINES[name].compiles if more else (name, precision) != (engine, detect.precision))
+        ]
+    one_image, largest = kind is not None and not kind.batches, (1, 8, 16, 64) if gpu else (1, 8, 16)
     values: dict[str, list[Any]] = {
-        "concurrent_batches": [1, 2, 4, 6] if gpus and kind and "gpu" in kind.precisions else sorted({1, cpus, 2 * cpus}),
+        "concurrent_batches": [1, 2, 4, 6] if gpu and kind and "gpu" in kind.precisions else sorted({1, cpus, 2 * cpus}),
         "intra_op_threads": [] if at_server else sorted({1, cpus}),
         "batch_sizes": [] if one_image else [[2**power for power in range(each.bit_length())] for each in largest],
         "feeder_processes": sorted({max(1, cpus // 2), 2 * cpus}),
@@ -163,92 +153,7 @@ def _files_of(config: Config) -> str:
         return ""
     if is_remote(config.model.path):
         return SERVER
-    return ONNX if resolve_versions(config.model.path, config.model.model_version)[0].is_onnx else SAVED_MODEL
-
-
-@contextlib.contextmanager
-def trial(configs: Sequence[str], settings: Settings, photos: Sequence[str], answers_s: float) -> Iterator[Callable[..., Any]]:
-    """Runs the detector with some settings in a process of its own, which begins to load at once.
-
-    Args:
-      configs: Config files of the job.
-      settings: What differs from them, by dotted key.
-      photos: Paths of images.
-      answers_s: Longest wait for an answer.
-
-    Yields:
-      A function that returns the rows of the photos, once; with a number of seconds, the images per second in a turn of that
-      length. It raises ModelError if the detector cannot be loaded so, or does not answer.
-    """
-    connection, theirs = _SPAWN.Pipe()
-    process = _SPAWN.Process(target=_serve, args=(theirs, configs, settings, photos))
-
-    def answer(*seconds: float) -> Any:
-        with contextlib.suppress(BrokenPipeError):
-            for each in seconds:
-                connection.send(each)
-        if not connection.poll(answers_s):
-            raise ModelError(f"did not answer for {answers_s:.0f} s")
-        try:
-            found = connection.recv()
-        except EOFError:
-            process.join()
-            raise ModelError(f"the process ended with exit code {process.exitcode}") from None
-        if isinstance(found, ModelError):
-            raise found
-        return found
-
-    resource_tracker.ensure_running()  # its own start, by the first process, would unblock signals
-    try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # also in the process, for good: Ctrl-C is for the command alone
-        process.start()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
-        theirs.close()
-        yield answer
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
-        if process.pid:
-            with contextlib.suppress(ProcessLookupError):  # it has no group yet
-                os.killpg(process.pid, signal.SIGKILL)
-            process.kill()
-            process.join()
-        connection.close()
-
-
-def _serve(connection: Connection, configs: Sequence[str], settings: Settings, photos: Sequence[str]) -> None:
-    """Runs in the process of a trial: answers with the rows of the photos, then with a rate for each number of seconds."""
-    os.setsid()  # so that the command can end this process with its converters
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 1), os.dup2(nothing, 2)  # TensorFlow prints
-    try:
-        config = load_config(configs, settings)
-        images = [ImageRef(uri) for uri in photos]
-        detector = load_detector(config.model, config.detect)
-        connection.send([detection_row(found) for found in detector.detect(images) if isinstance(found, DetectedImage)])
-        while True:
-            connection.send(rate(detector, images, connection.recv()))
-    except Exception as err:  # noqa: BLE001  whatever these settings do to an engine
-        connection.send(ModelError(" ".join(str(err).split()) or type(err).__name__))
-    finally:
-        os._exit(0)  # nothing is left to do, and TensorFlow's threads would wait for each other
-
-
-def rate(detector: Detector, photos: Sequence[ImageRef], seconds: float) -> float:
-    """Images per second of a job that detects in the photos again and again, while it is in full swing; it ends with the turn."""
-    is_over = threading.Event()
-    results = detect_images(itertools.takewhile(lambda _: not is_over.is_set(), itertools.cycle(photos)), detector)
-
-    def finish(images: int) -> int:
-        return sum(1 for _ in itertools.islice(results, images))
-
-    finish(max(detector.chunk_size, detector.model.engine.images_in_flight // 2))  # until batches and threads are busy
-    began, done = time.monotonic(), 0
-    while (elapsed := time.monotonic() - began) < seconds or not done:
-        done += finish(detector.chunk_size)
-    is_over.set()
-    for _ in results:  # nothing of this turn runs in the next one
-        pass
-    return done / elapsed
+    return resolve_versions(config.model.path, config.model.model_version)[0].kind
 
 
 @dataclasses.dataclass

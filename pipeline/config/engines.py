@@ -23,6 +23,7 @@ class EngineKind:
       extra: The extra of this project that installs it.
       on_gpu: What to install for a GPU instead; empty for nothing.
       batches: Whether it gains from several images a call.
+      compiles: Whether XLA compiles its models on a GPU, unless the setting `compiled` says no.
     """
 
     opener: str
@@ -32,6 +33,7 @@ class EngineKind:
     extra: str
     on_gpu: str = ""
     batches: bool = True
+    compiles: bool = False
 
     @property
     def installed(self) -> bool:
@@ -60,6 +62,7 @@ ENGINES = {  # in the order in which `auto` and `tune` try them; a new engine is
         "tensorflow",
         _BY_DEFAULT,
         on_gpu="tensorflow[and-cuda]",
+        compiles=True,
     ),
     "openvino": EngineKind(
         "pipeline.detect.openvino_engine:open_model",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from models.metadata import METADATA_PATH, DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.config.engines import AUTO, ONNX, SAVED_MODEL, SERVER, choose_engine, misfit
+from pipeline.config.engines import AUTO, ONNX, SERVER, choose_engine, misfit
 from pipeline.config.setting import is_own_engine
 from pipeline.detect import tensorflow_setup
 from pipeline.detect.batcher import Batcher
@@ -94,11 +94,10 @@ def load(model: ModelConfig, detect: DetectConfig, *, beside: bool = False) -> L
         return _warm(opened, model.path, opened.version, (), beside=beside, timeout_ms=detect.batch_timeout_ms)
     version = as_given(model) if as_it_is else resolve_versions(model.path, model.model_version)[0]
     folder, notes = version.folder, tuple[str, ...]()
-    files = ONNX if version.is_onnx else SAVED_MODEL
     if detect.engine == AUTO:
-        detect = dataclasses.replace(detect, engine=engine_of(files, detect))
-        notes = (f"model {folder} is an ONNX file: it runs in {detect.engine}",) if version.is_onnx else ()
-    _check_fit(files, detect)
+        detect = dataclasses.replace(detect, engine=engine_of(version.kind, detect))
+        notes = (f"model {folder} is an ONNX file: it runs in {detect.engine}",) if version.kind == ONNX else ()
+    _check_fit(version.kind, detect)
     if detect.engine == "tensorflow":
         check_installed("tensorflow", needed_by=f"model {folder}, a SavedModel,")
     open_model = opener_of(detect.engine)  # before the model is copied

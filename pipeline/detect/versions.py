@@ -23,6 +23,7 @@ from models import digits
 from models.manifest import MANIFEST, missing_file
 from models.metadata import METADATA_PATH
 from pipeline.config import BUNDLED, ModelConfig
+from pipeline.config.engines import ONNX, SAVED_MODEL
 from pipeline.config.setting import is_own_engine
 from pipeline.detect.other_formats import what_it_is
 from pipeline.errors import AwayError, ModelAwayError, ModelError
@@ -71,10 +72,10 @@ class Version(NamedTuple):
         return missing_file(_content_of(self.manifest), {file.path.removeprefix(root): file.size_bytes for file in self.files})
 
     @property
-    def is_onnx(self) -> bool:
-        """Whether it is an ONNX model."""
+    def kind(self) -> str:
+        """`ONNX` or `SAVED_MODEL`."""
         names = {posixpath.basename(file.path) for file in self.files}
-        return _MODEL not in names and any(name.endswith(".onnx") for name in names)
+        return ONNX if _MODEL not in names and any(name.endswith(".onnx") for name in names) else SAVED_MODEL
 
 
 def locate(path: str, named: str | None = None) -> tuple[str, str]:

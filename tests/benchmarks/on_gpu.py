@@ -1,6 +1,6 @@
 """Tries on a GPU what was built without one, in a quarter of an hour, and prints the rows for BENCHMARKS.md.
 
-    python -m tests.benchmarks.on_gpu [--onnx yolov8n.onnx] [--cfg yolov4.cfg [--weights yolov4.weights]]
+    python -m tests.benchmarks.on_gpu [--onnx yolov8n.onnx] [--cfg yolov4.cfg [--weights yolov4.weights]] [--minutes 14]
     python -m tests.benchmarks.on_gpu --dry-run
 
 The first table says where a job stands. Its images per second are those from the warm model to the last row. Beside them stand
@@ -9,8 +9,9 @@ with three batches of pixels queued; (c) where PyTorch and torchvision are insta
 a DataLoader; then the job's share of the lesser of (a) and (b), which it cannot pass, and of (c) for an ONNX file; and the
 share of time in which `nvidia-smi` sees the GPU busy.
 
-What matters most comes first: the DataLoader, the ONNX file that `--onnx` names (a toy without), YOLOv4-tiny with random
-weights, and with `--cfg` YOLOv4 at 608x608, without `--weights` with random ones. The second table has what must hold: the
+What matters most comes first, in half precision: the DataLoader, the ONNX file that `--onnx` names (a toy without), YOLOv4-tiny
+with random weights, and with `--cfg` YOLOv4 at 608x608, without `--weights` with random ones; then the same in float32, TensorRT
+and the other engines. With `--minutes` no step begins later, and its row says so. The second table has what must hold: the
 choice of a device, the growth and the bound of its memory, smaller batches after an out-of-memory error, two processes on one
 GPU, two GPUs. Each row is also printed as soon as it is there. The dry run takes the same steps with the bundled digits on a
 CPU, small. It is the default where there is no GPU.
@@ -21,7 +22,9 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import functools
 import importlib.util
+import math
 import shutil
 import statistics
 import subprocess
@@ -103,12 +106,13 @@ def trials_of(model: Model, engine: str, device: str) -> list[Trial]:
 
 
 class Machine(NamedTuple):
-    """What is tried: a detector on a device, on so many images. Without GPUs it is a dry run."""
+    """What is tried: a detector on a device, on so many images, until the monotonic clock says so. Without GPUs a dry run."""
 
     gpus: int
     device: str
     model: Model
     count: int
+    ends: float
 
     def images(self) -> Path:
         """Their folder."""
@@ -226,16 +230,17 @@ def loader_rate(folder: Path) -> float:
 def checks(machine: Machine) -> list[list[str]]:
     """The rows of the second table: what, what is expected, what came."""
     model, device, first = machine.model, machine.device, "GPU:0" if machine.gpus else "CPU"
+    attempt = functools.partial(_attempt, machine.ends)
     refused, fewer = "refused, in one line", "skipped: this machine has fewer"
     sizes, bound = (_LARGE_SIZES, f"at most {_BOUND_MB}") if machine.gpus else (_SIZES, "as without")
     chosen_by = {"auto": first, "cpu": "CPU", "gpu": first if machine.gpus else refused, "gpu:99": refused}
     return [
-        *(_row(f"--device {name}", expected, _attempt(in_child, chosen, name)) for name, expected in chosen_by.items()),
-        _row("memory, MB", "as needed: not all of the device's", _attempt(in_child, memory_mb, model, device, None)),
-        _row(f"the same with --gpu-memory-mb {_BOUND_MB}", bound, _attempt(in_child, memory_mb, model, device, _BOUND_MB)),
-        _row(f"batch sizes {sizes} in too little memory", "the smaller ones", _attempt(in_child, sizes_left, model, device)),
-        _row("two processes on one device, images/s", "at least one's rate", _attempt(_two_processes, machine)),
-        _row("all GPUs, images/s", "about as many times one's", _attempt(_all_gpus, machine) if machine.gpus > 1 else fewer),
+        *(_row(f"--device {name}", expected, attempt(in_child, chosen, name)) for name, expected in chosen_by.items()),
+        _row("memory, MB", "as needed: not all of the device's", attempt(in_child, memory_mb, model, device, None)),
+        _row(f"the same with --gpu-memory-mb {_BOUND_MB}", bound, attempt(in_child, memory_mb, model, device, _BOUND_MB)),
+        _row(f"batch sizes {sizes} in too little memory", "the smaller ones", attempt(in_child, sizes_left, model, device)),
+        _row("two processes on one device, images/s", "at least one's rate", attempt(_two_processes, machine)),
+        _row("all GPUs, images/s", "about as many times one's", attempt(_all_gpus, machine) if machine.gpus > 1 else fewer),
     ]
 
 
@@ -268,15 +273,16 @@ def _run(name: str, job: Contender, machine: Machine) -> Run:
 
 def speeds(machine: Machine, trials: Sequence[Trial]) -> list[list[str]]:
     """The rows of the first table."""
+    attempt = functools.partial(_attempt, machine.ends)
     missing = next((name for name in ("torch", "torchvision") if not importlib.util.find_spec(name)), "")
-    loader = f"skipped: {missing} is not installed" if missing else _attempt(in_child, loader_rate, machine.images())
+    loader = f"skipped: {missing} is not installed" if missing else attempt(in_child, loader_rate, machine.images())
     shown, empty = loader if isinstance(loader, str) else f"{loader:.1f}", [""] * (len(FIGURES) - 1)
     rows = [_row(LOADER, "PyTorch", machine.device, "float16" if machine.gpus else "float32", shown, *empty)]
     for trial in trials:
         skipped = "" if importlib.util.find_spec(trial.engine) else "is not installed"
         skipped = "needs a server" if SERVER in ENGINES[trial.engine].files else skipped
         images = machine.count // 4 if trial.model.title == LARGE else machine.count  # a quarter of them takes as long
-        found = f"skipped: {skipped}" if skipped else _attempt(_speed, machine._replace(count=images), trial, loader)
+        found = f"skipped: {skipped}" if skipped else attempt(_speed, machine._replace(count=images), trial, loader)
         figures = [found, *empty] if isinstance(found, str) else found
         rows.append(_row(trial.model.title, trial.engine, trial.device, trial.precision, *figures))
     return rows
@@ -291,8 +297,10 @@ def _speed(machine: Machine, trial: Trial, loader: float | str) -> list[str]:
     return [f"{rate:.1f}", f"{fed:.1f}", f"{engine:.1f}", *shares, *_busy_and_memory(samples, run)]
 
 
-def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a step returns, or why it failed: the others go on."""
+def _attempt(ends: float, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a step returns, or why it failed or was left out: the others go on."""
+    if time.monotonic() > ends:
+        return "not run: the time was over"
     try:
         return function(*arguments)
     except (Exception, SystemExit) as err:  # noqa: BLE001  any failure belongs in the table
@@ -329,7 +337,9 @@ def main() -> None:
     parser.add_argument("--cfg", type=Path, help="Darknet's yolov4.cfg, for YOLOv4 at 608")
     parser.add_argument("--weights", type=Path, help="its weights (default: random ones)")
     parser.add_argument("--onnx", type=Path, help="a detector for ONNX Runtime (default: a toy)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after which no step begins (default: none)")
     args = parser.parse_args()
+    ends = time.monotonic() + 60 * args.minutes
     names = [] if args.dry_run else _nvidia("name")
     count = args.images or (16384 if names else 16)
     model = Model("YOLOv4-tiny", str(in_child(make_model).resolve()), CONFIG) if names else Model("digits", digits.FOLDER)
@@ -337,10 +347,12 @@ def main() -> None:
     onnx = args.onnx or Path(write_yolo(BENCH / "toy.onnx"))
     device = "gpu" if names else "cpu"
     of_onnx, large = Model(onnx.stem, str(onnx)), [in_child(_yolov4, args.cfg, args.weights)] if args.cfg else []
-    trials = [each for name in ("onnxruntime", "tensorrt") for each in trials_of(of_onnx, name, device)]
+    trials = trials_of(of_onnx, "onnxruntime", device)
     trials += [each for one in (model, *large) for each in trials_of(one, "tensorflow", device)]
+    trials.sort(key=lambda trial: trial.precision == "float32")  # keeps the order of the models
+    trials += trials_of(of_onnx, "tensorrt", device)
     trials += [each for name in ("openvino", "triton", "tf-serving") for each in trials_of(model, name, device)]
-    machine = Machine(len(names), device, model, count)
+    machine = Machine(len(names), device, model, count, ends)
     found = ", ".join(names) or "DRY RUN without a GPU: it shows that the steps work, and nothing of a GPU"
     print(f"\n{found}; {results.machine()}")
     header = ["model", "engine", "device", "precision", *FIGURES]

@@ -1,7 +1,6 @@
 """The tuner measures each candidate beside the start, and writes only settings that are faster beyond doubt."""
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from pipeline.commands.tune import Result, better, candidates, decide, main, rac
 from pipeline.config import Config, DetectConfig, ModelConfig, load_config
 from pipeline.detect.detect_objects import detect_images
 from pipeline.detect.detector import Detector
+from pipeline.detect.trial import rate
 from pipeline.limits import available_cpus, machine
 from pipeline.records import ImageRef
 from tests.conftest import REPO
@@ -58,7 +58,7 @@ class Watched(Detector):
 def test_a_turn_has_as_many_images_under_way_as_a_job():
     """So many that all feeder processes have work, which is more than the engine alone can use."""
     photos, ahead = [ImageRef(scene) for scene in SCENES], []
-    for detect in (lambda detector: [*detect_images(photos * 50, detector)], lambda detector: tune.rate(detector, photos, 0.0)):
+    for detect in (lambda detector: [*detect_images(photos * 50, detector)], lambda detector: rate(detector, photos, 0.0)):
         model = loaded("7", lambda pixels: {"boxes": np.zeros((len(pixels), 1, 4)), "scores": np.zeros((len(pixels), 1))})
         detector = Watched(model, DetectConfig(feeder_processes=3))
         detector.taken = []
@@ -125,7 +125,7 @@ def test_a_candidate_that_hangs_ends_and_one_that_comes_too_late_is_named(tmp_pa
     hanging, verdict = capsys.readouterr().err.splitlines()
     assert hanging == f"class_names {tmp_path}/pipe.txt: did not answer for 1 s"
     assert verdict == "Nothing is faster than the settings of the start."
-    assert multiprocessing.active_children() == []
+    assert trials_of(os.getpid()) == []
     assert "Nothing is faster than the settings of the start." in output.read_text()
     assert load_config([str(output)], {}) == Config()
     assert main([*flags, "--budget-s", "0"]) == 0, "it may write this file again"
@@ -157,9 +157,9 @@ def test_a_command_that_can_find_nothing_is_one_line_and_writes_nothing(
 
 
 def trials_of(pid):
-    """Processes of trials; importing Beam starts other ones."""
+    """Processes of trials."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return [child for child in psutil.Process(pid).children() if "spawn_main" in " ".join(child.cmdline())]
+        return [child for child in psutil.Process(pid).children() if "pipeline.detect.trial" in " ".join(child.cmdline())]
 
 
 @pytest.mark.slow

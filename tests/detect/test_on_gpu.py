@@ -27,3 +27,10 @@ def test_a_dry_run_takes_every_step(tmp_path):
     assert share == pytest.approx(rate / min(fed, engine), abs=0.05), "the feed alone and the engine alone bound a job"
     assert "| (1, 2) |" in printed
     assert "| YOLOv4 at 608 | tensorflow | cpu | bfloat16 |" in printed
+
+
+def test_steps_that_begin_too_late_are_named():
+    command = [sys.executable, "-m", "tests.benchmarks.on_gpu", "--dry-run", "--minutes", "0"]
+    printed = subprocess.run(command, cwd=REPO, stdout=subprocess.PIPE, text=True, check=True).stdout
+    for step in ("toy | onnxruntime | cpu | float32", "digits | tensorflow | cpu | bfloat16", "--device auto | CPU"):
+        assert f"| {step} | not run: the time was over |" in printed
