@@ -44,6 +44,7 @@ _GROUP_IMAGES = 64  # a second of a GPU's work: how much longer than others one 
 
 _PREFERENCE = operator.attrgetter("extra", "size_bytes", "generation", "location")  # of equal images one with `extra` stays
 
+_Place = Piece | bytes  # where to list, or a results folder whose dead letters are replayed
 _Found = TypeVar("_Found", FoundFile, ImageRef, ImageRef | DeadLetter)
 
 
@@ -104,7 +105,7 @@ class ReadImages(beam.PTransform):
         at_once = None if disjoint and not self.rebalance else MAX_PARALLEL  # what links lead to is known within a group
         find = beam.FlatMap(_find_folders, self.inputs, self.again.output if self.again else "", at_once)
         pieces = begin | "Start" >> beam.Impulse() | "FindFolders" >> find
-        spread = pieces | "SpreadFolders" >> beam.Reshuffle()
+        spread = pieces | "SpreadFolders" >> beam.GroupByKey()  # Flink leaves out a Reshuffle that comes after another one
         source = dataclasses.replace(self, allowed=(*self.allowed, *folders_of(self.inputs)))
         listing = _ListGroups(source) if disjoint else _ListImages(source)
         listed = spread | "ListImages" >> beam.ParDo(listing).with_outputs("dead", "counted", main="refs")
@@ -122,11 +123,10 @@ class ReadImages(beam.PTransform):
         )
 
 
-def _find_folders(_start: bytes, patterns: Sequence[str], output: str, at_once: int | None) -> Iterator[list[Piece | bytes]]:
-    """Places to list, and a results folder whose dead letters are replayed, in groups that one worker reads side by side."""
-    pieces: Iterator[Piece | bytes] = chain(pieces_of(patterns), [name_bytes(output)] if output else [])
-    while group := list(islice(pieces, at_once)):
-        yield group
+def _find_folders(_start: bytes, patterns: Sequence[str], output: str, at_once: int | None) -> Iterator[tuple[int, _Place]]:
+    """The places of all inputs, each with the number of the group that one worker reads side by side."""
+    for number, piece in enumerate(chain(pieces_of(patterns), [name_bytes(output)] if output else [])):
+        yield number // at_once if at_once else 0, piece
 
 
 class _Counting(beam.DoFn):
@@ -178,12 +178,12 @@ class _ListImages(_Counting):
         if self._source.worker_context:
             self._source.worker_context.check_worker()
 
-    def process(self, group: Sequence[Piece | bytes]) -> Iterator[Any]:
-        for each in self._counted(group):
+    def process(self, group: tuple[int, Iterable[_Place]]) -> Iterator[Any]:
+        for each in self._counted(group[1]):
             is_new = isinstance(each, ImageRef)
             yield (identity_hash(archive_of(each.uri) or each.uri) % _PARTITIONS, each) if is_new else each
 
-    def _counted(self, group: Sequence[Piece | bytes]) -> Iterator[Any]:
+    def _counted(self, group: Iterable[_Place]) -> Iterator[Any]:
         """The images to detect in, and the dead letters as such an output."""
         for each in self._found(group):
             if isinstance(each, DeadLetter):
@@ -193,8 +193,8 @@ class _ListImages(_Counting):
                 self._count(not _holds_images(each.uri))
                 yield each
 
-    def _found(self, group: Sequence[Piece | bytes]) -> Iterator[ImageRef | DeadLetter]:
-        source = self._source
+    def _found(self, group: Iterable[_Place]) -> Iterator[ImageRef | DeadLetter]:
+        source, group = self._source, list(group)
         if source.again and name_bytes(source.again.output) in group:
             yield from self._new(source.again.refs_in_results())
         pieces = [piece for piece in group if not isinstance(piece, bytes)]
@@ -219,9 +219,9 @@ class _ListImages(_Counting):
 class _ListGroups(_ListImages):
     """The same where no image can be named twice: its groups, as those of `_DropDoubles`, leave at once."""
 
-    def process(self, group: Sequence[Piece | bytes]) -> Iterator[Any]:
+    def process(self, group: tuple[int, Iterable[_Place]]) -> Iterator[Any]:
         files: list[ImageRef] = []
-        for found in self._counted(group):
+        for found in self._counted(group[1]):
             if not isinstance(found, ImageRef):
                 yield found
             elif _holds_images(found.uri):

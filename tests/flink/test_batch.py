@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pipeline.codec import unpack
@@ -16,6 +17,7 @@ from tests.launch.jobs import rows_written
 from tests.processes import running, wait_until
 
 IMAGES = 2400
+_OF_PREFIX = 800
 SCENES = sorted((REPO / "models" / "digits" / "samples").glob("scene_*.jpg"))
 
 
@@ -78,3 +80,27 @@ def test_the_command_of_a_job_that_was_killed_with_a_machine_and_its_launcher_do
     assert images == {"read": IMAGES, "detected": IMAGES - len(done), "dead": 0, "skipped": len(done)}
     rows = current(there)
     assert len(rows) == IMAGES and all(row in rows for row in done)
+
+
+def test_the_names_of_one_flat_prefix_are_spread_over_both_machines(flink: FlinkCluster, tmp_path, strict_gcs_bucket):
+    """One worker lists them; both detect, though no folder divides the names."""
+    bucket, there, printed = strict_gcs_bucket, tmp_path / "there", tmp_path / "printed"
+
+    def upload(number: int) -> None:
+        bucket.blob(f"in/{number:04d}.jpg").upload_from_filename(str(SCENES[number % len(SCENES)]))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(upload, range(_OF_PREFIX)))
+    flags = job_flags(flink, STORAGE_EMULATOR_HOST=os.environ["STORAGE_EMULATOR_HOST"])
+    command = [sys.executable, "-m", "pipeline.run", "--config", "configs/batch_gcs_flink.yaml", *flags, "--model=digits"]
+    command += [f"--input=gs://{bucket.name}/in/", f"--output={there}", "--parallelism=4", "--shard-seconds=1"]
+    with printed.open("wb") as log, running(command, cwd=REPO, stdout=log, stderr=log) as job:
+        assert job.wait(timeout=300) == 0, printed.read_text()
+    assert len(current(there)) == _OF_PREFIX
+    jid = max(flink.ask("/jobs/overview")["jobs"], key=lambda each: each["start-time"])["jid"]
+    groups = {}  # of names that each machine took, by the job's vertices
+    for vertex in flink.ask(f"/jobs/{jid}")["vertices"]:
+        machines = flink.ask(f"/jobs/{jid}/vertices/{vertex['id']}/taskmanagers")["taskmanagers"]
+        groups[vertex["name"]] = [each["metrics"]["read-records"] for each in machines]
+    detecting = [taken for name, taken in groups.items() if "OpenContainers" in name or "DetectObjects" in name]
+    assert any(len(taken) == len(TASKMANAGER_NAMES) and min(taken) > 1 for taken in detecting), groups
