@@ -33,6 +33,8 @@ from tests.forked_jobs import Moment, run_forked
 
 REPO = Path(__file__).resolve().parent.parent
 os.environ["PATH"] = f"{REPO / '.tools'}{os.pathsep}{os.environ.get('PATH', '')}"  # programs that `make` has put there
+for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
+    os.environ.pop(name, None)  # else a `make` that a test starts takes itself for a part of the one that runs the tests
 os.environ["PYTHONPATH"] = f"{REPO}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # of processes that begin in another folder
 
 settings.register_profile("suite", deadline=None, derandomize=True)  # the same cases each time; `make fuzz` looks for new ones

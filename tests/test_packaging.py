@@ -166,15 +166,7 @@ def test_demos_run_in_the_environment_that_is_active_if_the_program_is_installed
     """Else they make one, which takes minutes and gigabytes."""
 
     def planned(environment: Path) -> str:
-        make = [
-            "make",
-            "--no-print-directory",
-            "--dry-run",
-            "--always-make",
-            "demo-streaming",
-            f"VIRTUAL_ENV={environment}",
-            "VENV=absent",
-        ]
+        make = ["make", "--dry-run", "--always-make", "demo-streaming", f"VIRTUAL_ENV={environment}", "VENV=absent"]
         return subprocess.run(make, cwd=REPO, capture_output=True, text=True, check=True).stdout
 
     assert planned(installed) == f"{installed}/bin/python -m tests.demo_streaming\n"

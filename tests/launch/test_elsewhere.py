@@ -47,7 +47,7 @@ def test_processes_detect_and_the_launcher_loads_nothing_but_says_how_far_they_a
     assert done.returncode == 0, done.stderr
     assert "launcher loaded TensorFlow: False" in done.stdout
     assert "waiting for workers" in done.stderr
-    lines = re.findall(r"^ *\d+ s  (\d+) of (\d+) images, ", without_stamps(done.stderr), re.MULTILINE)
+    lines = re.findall(r"^ *\d+ s  (\d+) of (\d+) images?, ", without_stamps(done.stderr), re.MULTILINE)
     shown = [(int(count), int(total)) for count, total in lines]
     assert shown == sorted(shown) and any(0 < count < IMAGES == total for count, total in shown), done.stderr
     assert len(rows_of(out)) == IMAGES
