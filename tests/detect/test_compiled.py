@@ -61,7 +61,7 @@ def darknet(tmp_path_factory):
     return folder / "m" / "1"
 
 
-@pytest.mark.parametrize("layout", ["4+C,M", "M,5+C"])
+@pytest.mark.parametrize("layout", ["4+C,M", pytest.param("M,5+C", marks=pytest.mark.matrix)])
 def test_a_third_partys_model_finds_the_same_compiled(tmp_path, layout):
     check_same(export_yolo(tmp_path / "m", layout))
 
@@ -70,7 +70,7 @@ def test_a_darknet_model_finds_the_same_compiled(darknet):
     check_same(darknet)
 
 
-@pytest.mark.parametrize("imported", [False, True], ids=["own", "a copy by import"])
+@pytest.mark.parametrize("imported", [False, pytest.param(True, marks=pytest.mark.matrix)], ids=["own", "a copy by import"])
 def test_in_float16_its_boxes_are_decoded_in_float32(darknet, tmp_path, imported):
     """Compiled as on a GPU: all but the decoding of boxes is float16. An import keeps what that needs."""
     version, described = str(darknet), read_metadata(str(darknet))
@@ -137,7 +137,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_swap_compiles_each_batch_size_before_the_first_image(tmp_path, monkeypatch):
     """XLA writes down each module that it compiles."""
     for place in ("m/1", "later"):

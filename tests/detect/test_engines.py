@@ -197,7 +197,7 @@ def opened_by_the_page(path):
     return known
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_the_command_of_the_page_runs_as_it_stands_in_an_empty_folder(engine_of_the_page):
     """Also as the console command, which does not have the current folder on its path; there, nothing is new any more."""
     (engine_of_the_page / "bright.tflite").write_text("127")

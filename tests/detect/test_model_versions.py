@@ -73,7 +73,12 @@ def saved(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("engine", "kind"),
-    [("tensorflow", "tensorflow"), ("openvino", "tensorflow"), ("openvino", "onnx"), ("onnxruntime", "onnx")],
+    [
+        ("tensorflow", "tensorflow"),
+        ("openvino", "tensorflow"),
+        ("openvino", "onnx"),
+        pytest.param("onnxruntime", "onnx", marks=pytest.mark.matrix),
+    ],
     ids=["TensorFlow", "OpenVINO", "OpenVINO, ONNX", "ONNX Runtime"],
 )
 def test_swaps_under_load_lose_no_image_and_each_row_says_which_version_made_it(saved, tmp_path, open_detector, engine, kind):

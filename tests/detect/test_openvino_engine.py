@@ -48,7 +48,11 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("cache")
-@pytest.mark.parametrize("settings", [{}, {"score_threshold": 0.01, "iou_threshold": 0.2, "max_detections": 7}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param({}, marks=pytest.mark.matrix), {"score_threshold": 0.01, "iou_threshold": 0.2, "max_detections": 7}],
+    ids=str,
+)
 def test_the_bundled_detector_gives_the_same_rows_on_both_engines(digits, settings):
     check_equal(rows(digits, engine="openvino", **settings), rows(digits, **settings), 50)
 
@@ -70,7 +74,7 @@ def as_of_0_1_0(network, target):
     write_network(target, openvino.Model(results, found.get_parameters(), "old"), metadata)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.usefixtures("cache")
 def test_an_int8_version_of_0_1_0_finds_what_it_found(tmp_path):
     """It has no scores of other classes, so that a job which asks for them is refused."""
@@ -152,6 +156,7 @@ def test_a_job_imports_no_tensorflow_and_a_second_one_converts_nothing(version, 
     assert found_by(WITHOUT_TENSORFLOW + JOB, copy)[0] == "1"
 
 
+@pytest.mark.matrix
 @log_lines()
 def test_where_nothing_can_be_written_beside_the_version_the_network_goes_to_the_cache(version, cache, capfd):
     (version / HIDDEN).touch()  # so that no folder can be made
@@ -170,6 +175,7 @@ def test_where_nothing_can_be_written_at_all_the_error_says_so(version, tmp_path
     assert "int8" not in str(err.value) and "\n" not in str(err.value)
 
 
+@pytest.mark.matrix
 def test_a_model_of_other_content_is_converted_again(version, bright_letterbox_model):
     for _ in range(2):
         load_detector(ModelConfig(path=str(version)), DetectConfig(engine="openvino")).close()
@@ -177,6 +183,7 @@ def test_a_model_of_other_content_is_converted_again(version, bright_letterbox_m
     assert len([*(version / HIDDEN).iterdir()]) == 2
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("cache")
 def test_an_operation_that_openvino_lacks_is_named(tmp_path):
     """Its own message begins with a place in its source."""

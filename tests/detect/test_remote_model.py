@@ -126,7 +126,9 @@ def served_by_tensorflow_serving():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("served", [served_by_kserve, served_by_triton, served_by_tensorflow_serving])
+@pytest.mark.parametrize(
+    "served", [served_by_kserve, served_by_triton, pytest.param(served_by_tensorflow_serving, marks=pytest.mark.matrix)]
+)
 def test_the_bundled_detector_gives_the_rows_of_tensorflow(served):
     described, settings = read_metadata(locate("digits", None)[0]), {"score_threshold": 0.7, "max_detections": 3}
     fields = ("input_hw", "resize", "class_names", "letterbox_value", "box_format", "box_units")

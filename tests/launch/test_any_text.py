@@ -137,7 +137,7 @@ def test_each_message_of_a_stream_ends_as_a_row_or_a_dead_letter_and_is_answered
     check_files(job.archive, f"{tmp_path}/in", bright_model, capfd)
 
 
-@pytest.mark.parametrize("where", ["here", "elsewhere"])
+@pytest.mark.parametrize("where", ["here", pytest.param("elsewhere", marks=pytest.mark.matrix)])
 def test_each_image_of_a_batch_job_ends_as_a_row_or_a_dead_letter(tmp_path, run_job, bright_model, bright_png, where, capfd):
     """Names of files, lines of manifests, members of archives, examples: all odd, and so are the folders.
 

@@ -151,7 +151,7 @@ def test_prism_gives_the_same_rows_and_files_as_the_direct_runner(mixed_job, tmp
     assert images_of(prism) == images_of(direct)
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.matrix)])
 def test_a_stopped_run_says_so_in_one_line_and_the_same_command_does_the_rest(sent, arguments, out, tmp_path, run_job):
     """Ctrl-C, or the signal of a scheduler: no traceback; rows that are written stay, and no image is done twice."""
     write_work(tmp_path / "in")

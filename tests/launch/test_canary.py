@@ -22,6 +22,7 @@ def model(tmp_path_factory):
     return folder
 
 
+@pytest.mark.matrix
 def test_a_stream_has_a_canary_whose_figures_stand_in_its_summary_and_report(pubsub_emulator, tmp_path, model):
     write_images(tmp_path / "photos", *NAMES)
     flags = ("--model-version", "stable", "--model-poll-s", 0.2, "--canary-share", 0.5, "--score-threshold", 0)

@@ -102,7 +102,7 @@ def test_each_line_of_a_hostile_jsonl_is_an_image_or_one_dead_letter_and_the_job
     assert len(rows_of(out, "dead_letters")) == 7
 
 
-@pytest.mark.parametrize("link", ["", "input", "output"])
+@pytest.mark.parametrize("link", ["", "input", pytest.param("output", marks=pytest.mark.matrix)])
 def test_results_within_the_input_are_no_input_of_the_next_job(link, tmp_path, job):
     """Those of the job itself, and those of others; whichever of the two is named through a link."""
     folder = tmp_path / "photos"

@@ -57,7 +57,7 @@ def peak_mb(command: list[str]) -> float:
     return peak
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_100_megapixels_fit_into_2000_mb_and_what_does_not_says_so(tmp_path, bright_model):
     """A JPEG, and a TIFF in tiles. JPEG 2000 takes more; the message says how much."""
     pixels = np.zeros((SIDE, SIDE, 3), np.uint8)

@@ -33,6 +33,7 @@ def python(code: str, *args: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
 def test_a_job_with_an_onnx_file_imports_no_tensorflow(engine, tmp_path):
     """Neither its memory nor its seconds of start-up."""

@@ -39,7 +39,7 @@ class Store(NamedTuple):
     put: Callable[[str, bytes], object]
 
 
-@pytest.fixture(params=["s3_bucket", "azure_container"])
+@pytest.fixture(params=["s3_bucket", pytest.param("azure_container", marks=pytest.mark.matrix)])
 def store(request):
     made = request.getfixturevalue(request.param)
     if request.param == "s3_bucket":

@@ -189,7 +189,7 @@ def test_a_line_that_names_no_image_is_one_dead_letter_and_the_others_are_read(t
         pytest.param("m.jsonl", b"[" + b"[]," * 4_000_000 + b"[]]\n", id="one line of many parts"),
         pytest.param("m.jsonl", b'"' + b"x" * 30_000_000, id="one long text"),
         pytest.param("m.csv", b"x" * 30_000_000, id="one long cell"),
-        pytest.param("m.txt", b'"\xff\n' * 50_000, id="many lines that are no text"),
+        pytest.param("m.txt", b'"\xff\n' * 50_000, id="many lines that are no text", marks=pytest.mark.matrix),
     ],
 )
 def test_no_manifest_takes_more_memory_than_a_line_of_it(tree, name, content):

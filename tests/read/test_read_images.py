@@ -238,7 +238,7 @@ def containers(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("named", [False, True], ids=["listed", "in a manifest"])
+@pytest.mark.parametrize("named", [False, pytest.param(True, marks=pytest.mark.matrix)], ids=["listed", "in a manifest"])
 def test_a_container_of_which_all_images_have_rows_is_not_opened(tmp_path, opened, named):
     """Whatever they were: detected, or refused for good. One that may pass, a row less or a new generation opens it again."""
     paths, output = containers(tmp_path / "in"), f"{tmp_path}/out"
