@@ -67,7 +67,7 @@ MUTANTS = {
     ),
     "ends a job for one damaged shard": Mutant(
         "pipeline/results/reader.py",
-        "            raise _DamagedError(one_line(err)) from err\n",
+        "            raise DamagedError(one_line(err)) from err\n",
         "            pass\n",
         "tests/results/test_shards.py::test_a_damaged_shard_costs_a_line_and_not_the_job",
     ),

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from pipeline import run
-from pipeline.commands.reconcile import reconcile
+from pipeline.commands.reconcile import compare
 from pipeline.config import load_config
 from pipeline.detect.load_model import name_and_version
 from pipeline.errors import InputError
@@ -159,8 +159,8 @@ def test_a_job_reads_adds_and_reconciles_images_there(store, tmp_path, bright_mo
     assert run.main(job) == 0, capsys.readouterr().err
     config = load_config([], {"input": [pattern], "output": str(out), "model.path": bright_model})
     version = RowVersion.of(config.as_dict(), name_and_version(config.model, config.detect.engine))
-    assert reconcile(config, str(out), version).counts == {"done": 3}
+    assert compare(config, str(out), version, {})[0] == {"done": 3}
     store.put("in/0.png", (tmp_path / "2.png").read_bytes())
-    assert reconcile(config, str(out), version).counts == {"done": 2, "stale": 1}
+    assert compare(config, str(out), version, {})[0] == {"done": 2, "stale": 1}
     assert run.main(job) == 0, capsys.readouterr().err
     assert sorted(row["image"]["uri"] for row in rows_of(out)) == [f"{pattern}/{number}.png" for number in (0, 0, 1, 2)]
