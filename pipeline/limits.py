@@ -13,7 +13,7 @@ import math
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +24,11 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _LEAST_BYTES = 1_000_000.0  # an image always gets through, one at a time
 _QUARTER = 0.25  # of free memory for one buffer of images: there are four
 _NO_LIMIT = 1 << 60  # of cgroups v1, which has a number for it
+_SINGLE_GPU = (
+    "/usr/lib/wsl/lib/libcuda.so.1",
+    "/dev/nvhost-gpu",
+    "/dev/nvgpu",
+)  # of WSL2 and of Jetson, which have no /dev/nvidia0
 PROCESSES = "DETECTION_PROCESSES"  # a variable of the environment: how many processes of a job a launcher starts on this host
 # a process's number on its host, and how many there are: of our launcher (the number ends Beam's name of a worker), and of
 # torchrun; SLURM divides cores and GPUs itself, by affinity and CUDA_VISIBLE_DEVICES
@@ -80,9 +85,14 @@ def machine() -> str:
     return f"{processor}, {available_cpus()} CPUs" + (f", {gpus} GPUs" if gpus else "")
 
 
-def nvidia_gpus(devices: str = "/dev/nvidia[0-9]*") -> int:
-    """NVIDIA's GPUs that this process may use: of the devices, those that `CUDA_VISIBLE_DEVICES` lists before a wrong entry."""
-    there, listed = len(glob.glob(devices)), os.environ.get("CUDA_VISIBLE_DEVICES")
+def nvidia_gpus(devices: str = "/dev/nvidia[0-9]*", single: Sequence[str] = _SINGLE_GPU) -> int:
+    """NVIDIA's GPUs that this process may use: of the devices, those that `CUDA_VISIBLE_DEVICES` lists before a wrong entry.
+
+    Args:
+      devices: Pattern of their files.
+      single: Files one of which is there instead, on a machine with one GPU.
+    """
+    there, listed = len(glob.glob(devices)) or int(any(map(os.path.exists, single))), os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return there
     return min(there, len(list(itertools.takewhile(re.compile(r" *(\d|GPU-|MIG-)").match, listed.split(",")))))

@@ -127,6 +127,18 @@ def test_the_gpus_that_cuda_may_see_count(tmp_path, monkeypatch, listed, gpus):
     assert nvidia_gpus(f"{tmp_path}/nvidia*") == gpus
 
 
+@pytest.mark.parametrize(("listed", "gpus"), [(None, 1), ("0", 1), ("-1", 0)])
+def test_wsl2_and_jetson_have_one_gpu_without_a_numbered_device(tmp_path, monkeypatch, listed, gpus):
+    """ONNX Runtime used the CPU there, and nobody said so."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if listed:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    given = f"{tmp_path}/nvidia*", [f"{tmp_path}/libcuda.so.1"]
+    assert nvidia_gpus(*given) == 0
+    (tmp_path / "libcuda.so.1").touch()
+    assert nvidia_gpus(*given) == gpus
+
+
 def test_a_limit_that_the_model_does_not_fit_is_an_error_of_one_line(bright_model):
     try:
         with pytest.raises(ModelError, match=r"needs at least \d+ MB; memory_mb or the container allows 100 MB$"):
