@@ -194,7 +194,8 @@ class FlinkJob:
                     self._restarts(self._why_failed(), begins=heard < started + _BEGIN_SECONDS)
             except OSError as err:
                 if time.monotonic() - heard > _UNREACHABLE_SECONDS:
-                    raise GoesOnError(f"Flink is out of reach: {err}; {self._how_to_go_on()}") from err
+                    why = f"Flink is out of reach, and the job may go on, as --attach shows: {err}"
+                    raise GoesOnError(f"{why}; {self._how_to_go_on()}") from err
         if state != "FINISHED":
             why = self._why_failed() if state == "FAILED" else f"job {self._job} was cancelled"
             raise RuntimeError(f"{why}; {self._how_to_go_on()}")

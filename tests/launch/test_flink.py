@@ -89,7 +89,10 @@ def test_a_flink_that_is_away_for_a_while_is_waited_for_before_and_after_it_has_
     assert flink.asked == ["GET /jobs/overview"] * 5 + ["GET /jobs/a"] * 4
     flink.jobs["a"], flink.away = ["RUNNING"], range(len(flink.asked) + 1, 100)
     monkeypatch.setattr("pipeline.launch.flink._UNREACHABLE_SECONDS", 0.5)
-    with pytest.raises(RuntimeError, match=r"Flink is out of reach: 503 .*; the same command does the rest"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"Flink is out of reach, and the job may go on, as --attach shows: 503 .*; the same command does the rest",
+    ):
         job.wait_until_finish()
 
 
