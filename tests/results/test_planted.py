@@ -183,12 +183,13 @@ def test_a_file_of_any_size_in_the_place_of_a_report_takes_no_memory(name, outpu
     assert layout.read_summary(output) == {}
 
 
-@pytest.mark.parametrize("command", [["compact"], ["load", "--table", "p.d.t"]], ids=["compact", "load"])
-def test_a_folder_that_holds_no_results_is_a_wrong_command(command, output, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("verb", "flags"), [("compact", ()), ("load", ("--table", "p.d.t", "--output")), ("check", ()), ("rows", ())]
+)
+def test_a_folder_that_holds_no_results_is_a_wrong_command(verb, flags, output, capsys, monkeypatch):
     """D16: `compact out/detections` was a success, and cron never alarmed."""
     monkeypatch.setenv("BIGQUERY_EMULATOR_HOST", "http://127.0.0.1:9")
-    verb, *flags = command
-    assert main([verb, "--output", f"{output}/detections", *flags]) == 2
+    assert main([verb, *flags, f"{output}/detections"]) == 2
     assert "expected the results folder of an earlier run, found no results in it" in capsys.readouterr().err
 
 
