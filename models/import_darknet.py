@@ -9,13 +9,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from models.base.quiet import quiet_stderr
 from models.class_names import read_class_names
 from models.darknet.cfg import DarknetError
 from models.darknet.network import parse_network
 from models.darknet.weights import read_weights
 from models.export import export_detector
 from models.metadata import DetectorMetadata, Resize
-from models.quiet import quiet_stderr
 
 
 def import_darknet(

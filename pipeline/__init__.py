@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from pipeline.detect.detect_objects import DetectObjects as DetectObjects
     from pipeline.detect.detect_objects import detect_images as detect_images
     from pipeline.detect.load_detector import load_detector as load_detector
-    from pipeline.read.read_images import ReadImages as ReadImages
+    from pipeline.listing.read_images import ReadImages as ReadImages
     from pipeline.records import DeadLetter as DeadLetter
     from pipeline.records import DetectedImage as DetectedImage
     from pipeline.records import Detections as Detections
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from pipeline.records import ImageRef as ImageRef
 
 _OFFERED = {
-    "ReadImages": "pipeline.read.read_images",
+    "ReadImages": "pipeline.listing.read_images",
     "DetectObjects": "pipeline.detect.detect_objects",
     "detect_images": "pipeline.detect.detect_objects",
     "load_detector": "pipeline.detect.load_detector",

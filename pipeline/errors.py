@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
-from models.project import pip_install
+from models.base.project import pip_install
 from pipeline.log_lines import console, log_lines
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -19,22 +19,22 @@ from pipeline.config import Config
 from pipeline.detect.detect_objects import DetectObjects
 from pipeline.detect.load_detector import DetectorSpec, shared_detector
 from pipeline.detect.load_model import name_and_version
+from pipeline.listing.dead_letter_replay import DeadLetterReplay
+from pipeline.listing.done_rows import DoneRows
+from pipeline.listing.read_images import ReadImages
 from pipeline.monitoring.watchdog import watch_worker
 from pipeline.outcome.conclude import Conclusion, conclude
-from pipeline.read.dead_letter_replay import DeadLetterReplay
-from pipeline.read.done_rows import DoneRows
-from pipeline.read.read_images import ReadImages
+from pipeline.outcome.write_shards import Results, WriteShards
 from pipeline.results.completion import RowVersion
-from pipeline.results.run import Run
+from pipeline.results.run_folder import Run
 from pipeline.stats.samples import REPORT_SAMPLES
 from pipeline.stats.worker_reports import WorkerContext
 from pipeline.stream.archive import ArchiveRows
 from pipeline.stream.deduplicate import AddIdentity, DropDuplicates, DropDuplicatesInState
 from pipeline.stream.messages import replay_message
 from pipeline.stream.pubsub import ReadMessages
-from pipeline.stream.run import RunSettings
+from pipeline.stream.shared import RunSettings
 from pipeline.stream.steps import ParseMessages, PublishResults
-from pipeline.write.write_shards import Results, WriteShards
 
 
 def build(

@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from models.project import PROJECT
-from models.quiet import gc_paused
+from models.base.project import PROJECT
+from models.base.quiet import gc_paused
 from pipeline.config import Config, MonitoringConfig, check_applies, check_model_is_named, load_config, load_monitoring, settings
 from pipeline.config.flags import add_setting_flags, overrides
 from pipeline.config.setting import is_own_engine

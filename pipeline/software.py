@@ -9,7 +9,7 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-from models.project import PROJECT
+from models.base.project import PROJECT
 
 _SECONDS = 20.0
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from msgspec.structs import replace
 
 from pipeline.records import DeadLetter, DetectedImage, ImageRef
-from pipeline.results.run import Run
+from pipeline.results.run_folder import Run
 from pipeline.stream.archive import Archive, RowWriter
 from pipeline.stream.threads import RunThreads
 from tests.clock import Clock

@@ -42,10 +42,10 @@ MUTANTS = {
         "tests/results/test_power_cut.py",
     ),
     "drops dead letters": Mutant(
-        "pipeline/write/write_shards.py",
+        "pipeline/outcome/write_shards.py",
         "rows_by_kind(self._records, ",
         "rows_by_kind([one for one in self._records if isinstance(one, DetectedImage)], ",
-        "tests/write/test_write_shards.py::test_results_become_rows_and_statistics",
+        "tests/outcome/test_write_shards.py::test_results_become_rows_and_statistics",
     ),
     "letterboxes with the padding on one side": Mutant(
         "models/geometry.py",

@@ -15,7 +15,7 @@ import pytest
 from pipeline import graph, run
 from pipeline.commands import export
 from pipeline.config import load_config
-from pipeline.read.done_rows import DETECTED, FAILED, DoneRows
+from pipeline.listing.done_rows import DETECTED, FAILED, DoneRows
 from pipeline.records import ImageRef
 from pipeline.results.compact import compact
 from pipeline.results.completion import RowVersion

@@ -18,7 +18,7 @@ from apache_beam.runners.portability.stager import Stager
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from models.project import PROJECT
+from models.base.project import PROJECT
 from tests.conftest import REPO, write_bright_image
 from tests.dist import base_images, build_image, build_wheel
 from tests.mutants import copy_project, files_of_project

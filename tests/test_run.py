@@ -221,7 +221,7 @@ def test_what_a_job_waits_for_is_seen_without_verbose():
     """Beam's own warnings are not; of the pipeline's there are few, each about something that is waited for."""
     defaults = MonitoringConfig()
     with log_lines(log_format=defaults.log_format, log_level=defaults.log_level):
-        assert logging.getLogger("pipeline.read").isEnabledFor(logging.WARNING)
+        assert logging.getLogger("pipeline.listing").isEnabledFor(logging.WARNING)
         assert not logging.getLogger("apache_beam").isEnabledFor(logging.WARNING)
 
 

@@ -18,11 +18,11 @@ from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
 from pipeline.stream.messages import Message, parse_message
 from pipeline.stream.outgoing import dead_letter_message
-from pipeline.stream.run import RunSettings
+from pipeline.stream.shared import RunSettings
 from tests.conftest import write_bright_image
 from tests.forked_jobs import KILLED, Moment, run_forked
 from tests.launch.test_notify import Webhook
-from tests.read.test_web import Server, server  # noqa: F401  a fixture
+from tests.listing.test_web import Server, server  # noqa: F401  a fixture
 
 CONFIG = """
 beam_options:

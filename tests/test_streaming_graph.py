@@ -12,9 +12,9 @@ from apache_beam.typehints import typehints
 
 from pipeline import graph
 from pipeline.config import load_config
-from pipeline.results.run import Run
+from pipeline.results.run_folder import Run
 from pipeline.stats.worker_reports import WorkerContext
-from pipeline.stream.run import RunSettings
+from pipeline.stream.shared import RunSettings
 
 GOLDEN = Path(__file__).parent / "golden" / "streaming_steps.txt"
 BEAMS_OWN = re.compile(

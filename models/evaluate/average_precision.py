@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from models.base.progress import shown
 from models.evaluate.agreement import Match
 from models.evaluate.coco_matching import AREAS, Boxes, Floats, Matches, best_labels, match_boxes
 from models.evaluate.detection_rows import Source, read_rows
 from models.evaluate.ground_truth import TruthSource, read_truth
 from models.evaluate.pairing import Pairing, pair
-from models.progress import shown
 
 # in the order of COCOeval.stats: https://cocodataset.org/#detection-eval
 FIGURES = {

@@ -12,8 +12,8 @@ import functools
 import numpy as np
 import numpy.typing as npt
 
+from models.base.progress import shown
 from models.geometry import iou_matrix
-from models.progress import shown
 
 IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)
 RECALLS = np.linspace(0, 1, 101)

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from models.base.image_uris import archive_member
+from models.base.progress import shown
 from models.geometry import boxes_to_xyxy
-from models.image_uris import archive_member
-from models.progress import shown
 
 
 class RowsError(ValueError):

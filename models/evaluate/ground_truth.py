@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
+from models.base.progress import shown
+from models.base.project import pip_install
 from models.class_names import read_class_names
 from models.evaluate.coco_matching import Boxes, Ints
 from models.evaluate.detection_rows import RowsError, read_json
 from models.geometry import boxes_to_xyxy
-from models.progress import shown
-from models.project import pip_install
 
 TruthSource = str | os.PathLike[str] | Mapping[str, Any]
 

@@ -8,10 +8,10 @@ from typing import Literal
 
 import numpy as np
 
+from models.base.progress import shown
 from models.evaluate.average_precision import Measurement
 from models.evaluate.coco_matching import Boxes, Floats, Ints, Matches, best_labels
 from models.geometry import greedy_pairs, iou_matrix
-from models.progress import shown
 
 Kind = Literal["miss", "false positive", "wrong class", "poorly placed"]
 

@@ -20,10 +20,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from models.base.image_uris import video_frame
 from models.evaluate.agreement import Match
 from models.evaluate.detection_rows import ImageRow, RowsError, one_of, unpacked
 from models.evaluate.ground_truth import Labels
-from models.image_uris import video_frame
 
 # Darknet's coco.names spells these classes in another way than the COCO annotations
 _DARKNET_NAMES = {"aeroplane": "airplane", "motorbike": "motorcycle", "sofa": "couch", "tvmonitor": "tv"}

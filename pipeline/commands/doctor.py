@@ -20,7 +20,7 @@ from importlib.metadata import Distribution, PackageNotFoundError
 
 from packaging.requirements import Requirement
 
-from models.project import PROJECT, pip_install
+from models.base.project import PROJECT, pip_install
 from pipeline.config.engines import ENGINES, engine_lines
 from pipeline.errors import CommandParser
 from pipeline.limits import available_cpus, memory_limit_bytes, nvidia_gpus

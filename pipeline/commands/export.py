@@ -18,11 +18,11 @@ from pipeline.commands import pictures
 from pipeline.config.dates import days_flag
 from pipeline.config.paths import local_path
 from pipeline.errors import CommandParser, ConfigError, InputError, run_command
+from pipeline.exports.exports import FORMATS, export
 from pipeline.log_lines import console, plural, say
 from pipeline.results.current import read_results
 from pipeline.results.layout import EXPORTS, results_folder
 from pipeline.results.wanted import add_row_flags, wanted_rows
-from pipeline.write.exports import FORMATS, export
 
 _CROPS = "crops"
 _NAMES = (*FORMATS, _CROPS)

@@ -14,12 +14,12 @@ import shutil
 from collections.abc import Sequence
 
 from models import digits
+from models.base.quiet import quiet_stderr
 from models.class_names import read_class_names
 from models.export import written_whole
 from models.import_darknet import import_darknet
 from models.manifest import MANIFEST
 from models.metadata import write_metadata
-from models.quiet import quiet_stderr
 from pipeline.config import ModelConfig
 from pipeline.detect.describe_model import own_metadata
 from pipeline.detect.families import family_of
@@ -31,7 +31,7 @@ from pipeline.detect.versions import ONNX_MODEL, files_of, locate, resolve_versi
 from pipeline.detect.write_golden import NoObjectError, write_golden
 from pipeline.errors import CommandParser, InputError, ModelError, UserError, run_command
 from pipeline.log_lines import console
-from pipeline.report.formats import counted
+from pipeline.report.texts import counted
 
 _DESCRIPTION = """\
 Turns a model into a version that the pipeline runs and that describes itself: a YOLO model in Darknet's format (--cfg, --weights

@@ -23,15 +23,16 @@ from math import ceil, floor, inf
 import numpy as np
 from PIL import Image
 
+from models.base.image_uris import video_frame
+from models.base.progress import shown
 from models.evaluate.detection_rows import ImageRow
-from models.image_uris import video_frame
-from models.progress import shown
 from pipeline.config.sections import DetectConfig
 from pipeline.errors import CommandParser, FullError, InputError, OutputError, is_full, run_command
+from pipeline.exports.write_labels import short_name
 from pipeline.failures import Failure
 from pipeline.feed.decode import decode_image
+from pipeline.feed.read_again import Read, reads, refuse_duplicates
 from pipeline.log_lines import console, plural, say
-from pipeline.read.again import Read, reads, refuse_duplicates
 from pipeline.records import DetectedImage, Detections, ImageRef, identity_hash
 from pipeline.report.annotate import annotate, marked_jpeg
 from pipeline.results.current import read_rows
@@ -39,7 +40,6 @@ from pipeline.results.layout import MADE_BY
 from pipeline.results.wanted import add_row_flags, wanted_rows
 from pipeline.storage.files import UNFINISHED, write_files
 from pipeline.storage.web import without_query
-from pipeline.write.write_labels import short_name
 
 _THREADS = min(4, os.cpu_count() or 1)
 _AHEAD = 4 * _THREADS  # images in flight

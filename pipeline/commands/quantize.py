@@ -28,15 +28,15 @@ from typing import Any
 
 import numpy as np
 
+from models.base.progress import shown
+from models.base.project import pip_install
+from models.base.quiet import quiet_stderr
 from models.evaluate.agreement import compare
 from models.evaluate.average_precision import mean_figures, measure
 from models.evaluate.detection_rows import RowsError
 from models.evaluate.ground_truth import read_truth
 from models.export import check_output_dir, written_whole
 from models.metadata import write_metadata
-from models.progress import shown
-from models.project import pip_install
-from models.quiet import quiet_stderr
 from pipeline.config import BUNDLED, DetectConfig, ModelConfig, load_config
 from pipeline.detect.describe_model import onnx_file, own_metadata
 from pipeline.detect.golden import keep_requests, kept_requests
@@ -49,8 +49,8 @@ from pipeline.errors import DONE, FAILED, WRONG, CommandParser, ConfigError, Inp
 from pipeline.failures import Failure
 from pipeline.feed.decode import decode_image
 from pipeline.feed.fit import ModelInput, fit
+from pipeline.listing.list_images import check_inputs, list_images
 from pipeline.log_lines import console, plural
-from pipeline.read.list_images import check_inputs, list_images
 from pipeline.records import DeadLetter, ImageRef, detection_row
 from pipeline.storage.files import read_file
 

@@ -2,7 +2,7 @@
 
     detect-objects reconcile --config job.yaml [the flags of the job] [--write-missing FILE.jsonl]
 
-It takes the settings of a job, and asks what that job would ask; `pipeline.read.statuses` has the statuses of images.
+It takes the settings of a job, and asks what that job would ask; `pipeline.listing.statuses` has the statuses of images.
 
 Exit code 0: complete, the job would find nothing new; 1: it is not, or storage does not answer; 2: a wrong command or place; 130:
 stopped.
@@ -22,9 +22,9 @@ from pipeline.config.flags import add_setting_flags, overrides
 from pipeline.config.paths import local_path
 from pipeline.detect.load_model import name_and_version
 from pipeline.errors import CommandParser, ConfigError, InputError, run_command
+from pipeline.listing.list_images import check_inputs
+from pipeline.listing.statuses import OF_LISTED, ORPHANED, reasons, statuses
 from pipeline.log_lines import say
-from pipeline.read.list_images import check_inputs
-from pipeline.read.statuses import OF_LISTED, ORPHANED, reasons, statuses
 from pipeline.records import row_bytes
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import check_output, results_folder

@@ -17,11 +17,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipeline.errors import DONE, CommandParser, OutputError, run_command
+from pipeline.exports.write_jsonl import write_jsonl
 from pipeline.results.current import current_rows
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, check_results, results_folder
 from pipeline.results.reader import ResultsFolder
 from pipeline.results.rows import json_rows
-from pipeline.write.write_jsonl import write_jsonl
 
 
 def main(argv: Sequence[str] | None = None) -> int:

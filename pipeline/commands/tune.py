@@ -39,8 +39,8 @@ from pipeline.detect.trial import Settings, trial
 from pipeline.detect.versions import is_remote, resolve_versions
 from pipeline.errors import DONE, FAILED, WRONG, CommandParser, InputError, ModelError, OutputError, run_command
 from pipeline.limits import available_cpus, machine, nvidia_gpus
+from pipeline.listing.list_images import check_inputs, list_images
 from pipeline.log_lines import console, plural
-from pipeline.read.list_images import check_inputs, list_images
 from pipeline.records import ImageRef
 from pipeline.storage.files import write_file
 

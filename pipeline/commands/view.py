@@ -20,13 +20,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from models.base.project import pip_install
 from models.evaluate.detection_rows import ImageRow
 from models.evaluate.ground_truth import read_truth
 from models.evaluate.pairing import Pairing, pair
-from models.project import pip_install
 from pipeline.errors import DONE, WRONG, CommandParser, InputError, run_command
+from pipeline.feed.read_again import local_file, refuse_duplicates
 from pipeline.log_lines import console, plural, say
-from pipeline.read.again import local_file, refuse_duplicates
 from pipeline.results.current import read_rows
 from pipeline.results.wanted import add_row_flags, wanted_rows
 

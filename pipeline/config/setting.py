@@ -36,14 +36,14 @@ ListOf = Annotated[tuple[Element, ...], BeforeValidator(_listed)]
 PairOf = Annotated[tuple[Element, Element], BeforeValidator(_listed)]
 
 EXPORT_FORMATS = {  # a name to the function that writes rows, and the names of its files; a new format is a row here and a module
-    "csv": ("pipeline.write.write_csv:write_csv", "detections.csv"),
-    "coco": ("pipeline.write.write_coco:write_coco", "coco/results.json", "coco/images.json", "coco/annotations.json"),
-    "yolo": ("pipeline.write.write_labels:write_yolo", "yolo.zip"),
-    "voc": ("pipeline.write.write_labels:write_voc", "voc.zip"),
-    "cvat": ("pipeline.write.write_labels:write_cvat", "cvat.xml"),
-    "label-studio": ("pipeline.write.write_label_studio:write_label_studio", "label-studio.json"),
-    "tfrecord": ("pipeline.write.write_tfrecord:write_tfrecord", "detections.tfrecord"),
-    "jsonl": ("pipeline.write.write_jsonl:write_jsonl", "detections.jsonl"),
+    "csv": ("pipeline.exports.write_csv:write_csv", "detections.csv"),
+    "coco": ("pipeline.exports.write_coco:write_coco", "coco/results.json", "coco/images.json", "coco/annotations.json"),
+    "yolo": ("pipeline.exports.write_labels:write_yolo", "yolo.zip"),
+    "voc": ("pipeline.exports.write_labels:write_voc", "voc.zip"),
+    "cvat": ("pipeline.exports.write_labels:write_cvat", "cvat.xml"),
+    "label-studio": ("pipeline.exports.write_label_studio:write_label_studio", "label-studio.json"),
+    "tfrecord": ("pipeline.exports.write_tfrecord:write_tfrecord", "detections.tfrecord"),
+    "jsonl": ("pipeline.exports.write_jsonl:write_jsonl", "detections.jsonl"),
 }
 ExportFormat = Literal[tuple(EXPORT_FORMATS)]  # type: ignore[valid-type]  # mypy takes no computed names
 

@@ -21,7 +21,7 @@ from pipeline.config import DetectConfig
 from pipeline.detect.golden import DetectIn
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, Image, ImageRef, detection_row, identity_hash, unsigned
-from pipeline.stats.canary import CanaryStats, Disagreement
+from pipeline.stats.canary_stats import CanaryStats, Disagreement
 
 _THREADS = 2
 _MOST_WAITING = 16  # images
@@ -108,7 +108,7 @@ class Canary:
             thread.join(max(0.0, until - time.monotonic()))
         ended = not any(thread.is_alive() for thread in self._threads)
         if ended:
-            self.model.engine.close()
+            self.model.batcher.close()
         return ended
 
     def _work(self) -> None:

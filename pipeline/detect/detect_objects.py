@@ -32,7 +32,7 @@ from pipeline.detect.load_detector import DetectorSpec, checked_settings, shared
 from pipeline.detect.loaded_model import LoadModel
 from pipeline.limits import MEMORY
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, Image
-from pipeline.stats import metrics
+from pipeline.stats import beam_metrics
 from pipeline.stats.process import PROCESS
 
 _MOST_BYTES = 64e6  # of encoded images under way
@@ -277,8 +277,8 @@ class DetectorHandler(ModelHandler[Chunk, Chunk, Callable[[], Detector]]):
     ) -> Iterable[Chunk]:
         detector = model()
         finished = [chunk.finish(detector) for chunk in batch]
-        metrics.count_results(*(result for chunk in finished for result in chunk.results))
-        metrics.count_swaps(detector.counted_swaps())
+        beam_metrics.count_results(*(result for chunk in finished for result in chunk.results))
+        beam_metrics.count_swaps(detector.counted_swaps())
         return finished
 
     def batch_elements_kwargs(self) -> Mapping[str, Any]:

@@ -35,12 +35,12 @@ from pipeline.feed.read_image import GIVE_UP_SECONDS
 from pipeline.feed.tiles import Tiles
 from pipeline.feed.work import Limits
 from pipeline.limits import MEMORY, Share, available_cpus
-from pipeline.read.fetch import RETRY_SECONDS
 from pipeline.records import INLINE, DeadLetter, DetectedImage, Detections, EncodedImage, Image, Timing, ref_of
-from pipeline.stats.canary import CanaryStats
+from pipeline.stats.canary_stats import CanaryStats
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import Sampler
+from pipeline.storage.fetch import RETRY_SECONDS
 from pipeline.storage.store import FoundFile
 
 Result = DetectedImage | DeadLetter
@@ -110,7 +110,7 @@ class Detector:
     @property
     def batch_sizes(self) -> tuple[int, ...]:
         """Allowed batch sizes, ascending."""
-        return self.model.engine.batch_sizes
+        return self.model.batcher.batch_sizes
 
     @property
     def chunk_size(self) -> int:
@@ -123,7 +123,7 @@ class Detector:
         model, size = self.model, self.chunk_size
         to = ModelInput.of(model.metadata, self._tiles)
         images = self._feeder.processes * self._feeder.images_ahead(to)
-        wanted = 1 - (-(images + model.engine.images_in_flight) // size)
+        wanted = 1 - (-(images + model.batcher.images_in_flight) // size)
         (height, width), pictures = to.most_hw, 2 * self._feeder.tiles_at_once(to, _portion(model)) if to.tiles else size
         return max(2, int(min(wanted, self._feeder.most_bytes / (height * width * 3 * pictures))))
 
@@ -136,7 +136,7 @@ class Detector:
             if not self.in_use.is_lent:  # images that wait for a version hold all memory of this one
                 feeder = checked.enter_context(contextlib.closing(self._small_feeder()))
             detect_in = functools.partial(self._detect_with, model, feeder, tiles=None)  # golden images are those of the model
-            failure = failing_request(model.warmup_requests, model.engine, detect_in)
+            failure = failing_request(model.warmup_requests, model.batcher, detect_in)
             return failure or disagreement(model.golden, detect_in, self._settings)
 
     def use_canary(self, model: LoadedModel | None) -> None:
@@ -271,7 +271,7 @@ class Detector:
         if fed.model_input.tiles:
             return [self._run_tiles(model, fed, started_at)]
         results: dict[int, Result] = {place: self._dead(fed.images[place], failure) for place, failure in fed.failures.items()}
-        for outputs in model.engine.run(fed.pixels):
+        for outputs in model.batcher.run(fed.pixels):
             results |= self._results(model, fed, outputs, started_at)
         return [results[place] for place in range(len(fed.images))]
 
@@ -282,7 +282,7 @@ class Detector:
             PROCESS.check_stopped()
             PROCESS.parts["detector"].progressed()
             results += [self._dead(fed.images[0], failure) for failure in portion.failures.values()]
-            for outputs in model.engine.run(portion.pixels):
+            for outputs in model.batcher.run(portion.pixels):
                 results += [result for _, result in self._results(model, portion, outputs, started_at)]
             if dead := [result for result in results if isinstance(result, DeadLetter)]:
                 return dead[0]
@@ -350,12 +350,12 @@ def open_feeder(feeder: Feeder, detect: DetectConfig, read: ReadConfig) -> None:
 
 
 def _chunk_size(model: LoadedModel, tiles: Tiles | None) -> int:
-    return 1 if tiles or model.metadata.resize == "none" else model.engine.batch_sizes[-1]
+    return 1 if tiles or model.metadata.resize == "none" else model.batcher.batch_sizes[-1]
 
 
 def _portion(model: LoadedModel) -> int:
     """How many tiles fill all concurrent batches."""
-    return max(1, model.engine.images_in_flight // 2)
+    return max(1, model.batcher.images_in_flight // 2)
 
 
 def _payload(image: Image) -> bytes:

@@ -16,8 +16,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from models.base.project import pip_install
 from models.metadata import DetectorMetadata
-from models.project import pip_install
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.config.engines import ENGINES
 from pipeline.config.setting import is_own_engine

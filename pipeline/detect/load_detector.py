@@ -130,7 +130,7 @@ def _checked(model: ModelConfig | LoadModel, detect: DetectConfig, samples: int,
     with contextlib.ExitStack() as failed:
         feeder = failed.enter_context(contextlib.closing(feeder_of(detect)))
         loaded = load(model, detect) if isinstance(model, ModelConfig) else model(detect)
-        failed.enter_context(contextlib.closing(loaded.engine))
+        failed.enter_context(contextlib.closing(loaded.batcher))
         check_classes(detect.classes, loaded.metadata)
         detector = Detector(loaded, detect, samples, read, feeder)
         if problem := detector.check(loaded) or _no_room():

@@ -30,7 +30,7 @@ class LoadedModel:
     Attributes:
       metadata: What the model expects and returns.
       version: Its version; "" if it has none.
-      engine: Runs it, in batches.
+      batcher: Runs it, in batches.
       warmup_requests: Encoded images, or arrays `(n, H, W, 3) uint8`, on which it must not fail before it is used.
       golden: Images in which it must find the expected objects before it is used.
       memory_bytes: What it takes of the memory that all versions share; 0 if unknown.
@@ -40,7 +40,7 @@ class LoadedModel:
 
     metadata: DetectorMetadata
     version: str
-    engine: Batcher
+    batcher: Batcher
     warmup_requests: tuple[bytes | np.ndarray, ...] = ()
     golden: tuple[GoldenImage, ...] = ()
     memory_bytes: int = 0
@@ -107,7 +107,7 @@ class ModelInUse:
                 return
             self._changed.wait_for(lambda: not self._users[id(old)])
             del self._users[id(old)]
-        old.engine.close()
+        old.batcher.close()
 
     def unload(self) -> None:
         """Closes the version in use once it has no users; images then wait for the next `swap`."""
@@ -122,4 +122,4 @@ class ModelInUse:
     def close(self) -> None:
         """Closes the version in use; no image may be under way."""
         if self._current:
-            self._current.engine.close()
+            self._current.batcher.close()

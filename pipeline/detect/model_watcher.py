@@ -26,7 +26,7 @@ from pipeline.detect.versions import LABELS, Version, choose, folder_of, labels_
 from pipeline.errors import ModelError
 from pipeline.limits import MEMORY, nvidia_gpus
 from pipeline.log_lines import console
-from pipeline.stats.canary import CanaryStats
+from pipeline.stats.canary_stats import CanaryStats
 
 _CANARY = "canary"
 _END_SECONDS = 60.0
@@ -133,8 +133,8 @@ class ModelWatcher:
             self._detector.in_use.unload()
         try:
             loaded = self._load(version)
-            if has_room and loaded.engine.has_shrunk:  # memory had no room for both, and alone it runs larger batches
-                loaded.engine.close()
+            if has_room and loaded.batcher.has_shrunk:  # memory had no room for both, and alone it runs larger batches
+                loaded.batcher.close()
                 has_room = False
                 self._detector.in_use.unload()
                 loaded = self._load(version)
@@ -213,7 +213,7 @@ class ModelWatcher:
         needed = max(current, version.size_bytes)
         limit = gpu_bytes(self._detect)
         has_room = limit is None or current + needed <= limit
-        if limit is None and getattr(self._detector.model.engine.engine, "gpu", False):  # of ONNX Runtime
+        if limit is None and getattr(self._detector.model.batcher.engine, "gpu", False):  # of ONNX Runtime
             gpus, number = nvidia_gpus(), self._detect.device.partition(":")[2]
             free = free_bytes(gpus, int(number) if number else take_gpu(gpus))
             has_room = free is None or needed <= free
@@ -228,7 +228,7 @@ class ModelWatcher:
             if problem or self._end.is_set():
                 raise ModelError(f"model {version.folder}: {problem or 'the job ended while it was loaded'}")
         except BaseException:
-            loaded.engine.close()
+            loaded.batcher.close()
             raise
         return dataclasses.replace(loaded, memory_bytes=max(current.memory_bytes, version.size_bytes))
 

@@ -18,7 +18,6 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from models.metadata import DetectorMetadata
-from models.user_cache import cache_folder, keep_newest
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.config.engines import ENGINES
 from pipeline.detect import onnx_graph
@@ -27,6 +26,7 @@ from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel, Out
 from pipeline.detect.gpus import take_gpu
 from pipeline.detect.model_arrays import Arrays, Signature, Tensor, channels_last, picked_candidates
 from pipeline.detect.onnx_graph import PIXELS, PREFIX, add_steps, read_onnx
+from pipeline.detect.user_cache import cache_folder, keep_newest
 from pipeline.detect.versions import first_line
 from pipeline.errors import ModelError
 from pipeline.limits import available_cpus, nvidia_gpus

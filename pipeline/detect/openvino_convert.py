@@ -19,13 +19,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models import own_python
 from models.metadata import DetectorMetadata, metadata_from_json, metadata_to_json
-from models.user_cache import cache_folder, keep_newest
+from pipeline import own_python
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.engine import check_installed
 from pipeline.detect.golden import keep_requests, read_requests
 from pipeline.detect.model_arrays import split_metadata
+from pipeline.detect.user_cache import cache_folder, keep_newest
 from pipeline.detect.versions import first_line
 from pipeline.errors import ModelError
 from pipeline.log_lines import console

@@ -10,14 +10,14 @@ import sys
 import tempfile
 from typing import Any
 
-from models.quiet import gc_paused, quiet_stderr
-from models.user_cache import cache_folder, keep_newest
+from models.base.quiet import gc_paused, quiet_stderr
 from pipeline.config import DetectConfig
 from pipeline.config.engines import ENGINES
 from pipeline.detect.engine import concurrent_batches_of
 from pipeline.detect.gpus import gpu_kind, take_gpu, total_bytes
 from pipeline.detect.process_memory import freeze_gc
 from pipeline.detect.tensorflow_internals import import_without_keras
+from pipeline.detect.user_cache import cache_folder, keep_newest
 from pipeline.errors import ModelError
 from pipeline.limits import available_cpus, nvidia_gpus, resident_bytes
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from models import own_python
+from pipeline import own_python
 from pipeline.config import load_config
 from pipeline.detect.detect_objects import detect_images
 from pipeline.detect.detector import Detector
@@ -102,7 +102,7 @@ def rate(detector: Detector, photos: Sequence[ImageRef], seconds: float) -> floa
     def finish(images: int) -> int:
         return sum(1 for _ in itertools.islice(results, images))
 
-    finish(max(detector.chunk_size, detector.model.engine.images_in_flight // 2))  # until batches and threads are busy
+    finish(max(detector.chunk_size, detector.model.batcher.images_in_flight // 2))  # until batches and threads are busy
     began, done = time.monotonic(), 0
     while (elapsed := time.monotonic() - began) < seconds or not done:
         done += finish(detector.chunk_size)

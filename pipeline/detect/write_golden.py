@@ -14,8 +14,8 @@ from pipeline.config import DetectConfig, load_config
 from pipeline.detect.golden import GOLDEN, ROWS
 from pipeline.detect.load_detector import load_detector
 from pipeline.errors import InputError
+from pipeline.listing.list_images import check_inputs, list_images
 from pipeline.log_lines import plural
-from pipeline.read.list_images import check_inputs, list_images
 from pipeline.records import DeadLetter, DetectedImage, ImageRef, detection_row, row_bytes
 
 _JOBS = DetectConfig()

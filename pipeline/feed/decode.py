@@ -17,8 +17,8 @@ from PIL import UnidentifiedImageError
 
 from pipeline.failures import Failure, ImageError, one_line
 from pipeline.feed.decoders import Room, any_room, opencv_8_bit, opencv_pixels, pillow_pixels, turn_upright
-from pipeline.feed.formats import Size, corrupt, format_of, not_read, too_large
 from pipeline.feed.open_image import OpenedImage, open_image, open_with_pillow
+from pipeline.feed.readable_formats import Size, corrupt, format_of, not_read, too_large
 
 # OpenCV's colour flags mean BGR and cannot be combined with RGB; these give the scale alone
 _SCALED_DECODES = ((8, cv2.IMREAD_REDUCED_GRAYSCALE_8), (4, cv2.IMREAD_REDUCED_GRAYSCALE_4), (2, cv2.IMREAD_REDUCED_GRAYSCALE_2))

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 from PIL import AvifImagePlugin, Image
 
-from pipeline.feed.formats import Size
+from pipeline.feed.readable_formats import Size
 
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # the dead letter has the error
 cv2.setNumThreads(1)  # images are decoded in parallel already

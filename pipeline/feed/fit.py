@@ -12,7 +12,7 @@ from models.geometry import InputTransform, fit_image, resize_plan
 from pipeline.failures import Failure
 from pipeline.feed.decode import DecodedImage, decode_image
 from pipeline.feed.decoders import Room, any_room
-from pipeline.feed.formats import Size
+from pipeline.feed.readable_formats import Size
 from pipeline.feed.tiles import Tile, Tiles, cut_up
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ import struct
 
 from PIL import Image, Jpeg2KImagePlugin, JpegImagePlugin, TgaImagePlugin, TiffImagePlugin, WebPImagePlugin
 
-from models.project import pip_install
+from models.base.project import pip_install
 from pipeline.failures import ImageError
 from pipeline.feed.decoders import opencv_8_bit
-from pipeline.feed.formats import Size, corrupt, not_read
+from pipeline.feed.readable_formats import Size, corrupt, not_read
 
 # Pillow imports all of its formats if one is missing that is read
 Image.preinit()  # BMP, GIF, JPEG, PNM and PNG

@@ -30,9 +30,9 @@ from pipeline.failures import Failure, ImageError
 from pipeline.feed.bounds import bound_time, bounded, bytes_for, clock_stopped, expect, limit_memory, set_up, time_bounded
 from pipeline.feed.decode import MORE_MEMORY, most_seconds
 from pipeline.feed.fit import fit, fit_tile
-from pipeline.feed.formats import Size
 from pipeline.feed.prefetch import Prefetcher, Read
 from pipeline.feed.read_image import CircuitBreaker, read_image
+from pipeline.feed.readable_formats import Size
 from pipeline.feed.shared_memory import SharedMemory
 from pipeline.feed.thumbnails import make_thumbnail
 from pipeline.feed.work import (

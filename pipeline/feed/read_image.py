@@ -12,10 +12,10 @@ from pipeline.errors import AwayError
 from pipeline.failures import Failure
 from pipeline.feed.prefetch import Read
 from pipeline.limits import memory_room_bytes
-from pipeline.read.fetch import RETRY_SECONDS, fetch
 from pipeline.records import EncodedImage, ImageRef
 from pipeline.secrets import masked_text
 from pipeline.stats.process import PROCESS
+from pipeline.storage.fetch import RETRY_SECONDS, fetch
 from pipeline.storage.web import is_web
 
 GIVE_UP_SECONDS = 10 * RETRY_SECONDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import cv2
 
 from pipeline.feed.decode import DecodedImage
-from pipeline.feed.formats import Size
+from pipeline.feed.readable_formats import Size
 
 _JPEG_QUALITY = 85
 _MOST_SIDE = 800

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pipeline.feed.formats import Size
+from pipeline.feed.readable_formats import Size
 
 
 class Tiles(NamedTuple):

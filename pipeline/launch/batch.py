@@ -25,18 +25,18 @@ from pipeline.launch.finalize import stopped_by_signals
 from pipeline.launch.loading import detector_loading, is_elsewhere, load_detector, model_known, tried_here
 from pipeline.launch.options import Job, checked_job
 from pipeline.launch.other_version import tell_of_other_version
+from pipeline.listing.done_rows import NEW, DoneRows
+from pipeline.listing.list_images import check_inputs, folders_in_manifests, folders_of, list_images
+from pipeline.listing.manifests import is_manifest
+from pipeline.listing.names import is_container
 from pipeline.log_lines import bind_run_id, console, say
 from pipeline.outcome.conclude import Conclusion, names_no_image, names_of_files
-from pipeline.read.done_rows import NEW, DoneRows
-from pipeline.read.list_images import check_inputs, folders_in_manifests, folders_of, list_images
-from pipeline.read.manifests import is_manifest
-from pipeline.read.names import is_container
 from pipeline.records import DeadLetter, ImageRef, row_bytes
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import check_output, check_reports, check_results
 from pipeline.results.lock import locked, since
 from pipeline.results.reader import ResultsFolder, undisturbed
-from pipeline.results.run import Run
+from pipeline.results.run_folder import Run
 from pipeline.results.wanted import Wanted
 from pipeline.storage.listing import MAX_PARALLEL, location_of
 from pipeline.storage.stores import LISTED

@@ -16,13 +16,13 @@ import numpy as np
 from models.metadata import DetectorMetadata
 from pipeline.config import Config
 from pipeline.detect.detector import Detector
+from pipeline.listing.containers import images_in
+from pipeline.listing.dead_letter_replay import are_letters
+from pipeline.listing.names import is_container
 from pipeline.log_lines import plural, say
-from pipeline.read.containers import images_in
-from pipeline.read.dead_letter_replay import are_letters
-from pipeline.read.fetch import fetch
-from pipeline.read.names import is_container
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, identity_hash, mostly_outside
 from pipeline.stats.summary import left_out_line
+from pipeline.storage.fetch import fetch
 
 _SHOWN = 5  # names, or objects
 _TRIED = 5  # images

@@ -30,7 +30,7 @@ from pipeline.log_lines import bind_run_id, console, say
 from pipeline.monitoring.monitor import monitored
 from pipeline.outcome.conclude import CANARY_SECONDS, Conclusion
 from pipeline.outcome.outcome import Launched, Outcome, launched_of, outcome_of
-from pipeline.results.run import Run
+from pipeline.results.run_folder import Run
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
 from pipeline.stats.summary import RunFacts

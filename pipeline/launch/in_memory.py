@@ -27,10 +27,10 @@ from apache_beam.options.pipeline_options import DirectOptions, StandardOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
-from models.own_python import environment
 from pipeline.beam_internals import add_up_metrics_at_once
 from pipeline.errors import ConfigError
 from pipeline.limits import PROCESSES, available_cpus
+from pipeline.own_python import environment
 from pipeline.stats.process import PROCESS
 
 _WAKE_SECONDS = 0.2  # another thread may get a signal; Python runs its handler when the main thread wakes up

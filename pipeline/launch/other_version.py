@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 from pipeline.config import Config
 from pipeline.detect.load_model import name_and_version
 from pipeline.errors import ModelError
+from pipeline.listing.done_rows import NEW, DoneRows
+from pipeline.listing.list_images import list_images
 from pipeline.log_lines import console, plural
-from pipeline.read.done_rows import NEW, DoneRows
-from pipeline.read.list_images import list_images
 from pipeline.records import ImageRef
 from pipeline.results.completion import contains, row_keys
 from pipeline.results.layout import DETECTIONS

@@ -27,12 +27,12 @@ from pipeline.log_lines import bind_run_id, say
 from pipeline.outcome.conclude import Conclusion
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import check_output
-from pipeline.results.run import Run
+from pipeline.results.run_folder import Run
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.progress import in_background
 from pipeline.stats.worker_reports import WorkerContext
 from pipeline.stream.check_pubsub import check_subscription, check_topic
-from pipeline.stream.run import RunSettings, opened, run_of
+from pipeline.stream.shared import RunSettings, opened, run_of
 from pipeline.stream.undelivered import keep_looking
 
 _WITHOUT_ARCHIVE = "out/streaming"

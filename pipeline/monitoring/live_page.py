@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 
 from pipeline.config import Config
 from pipeline.monitoring.http_server import Answer
-from pipeline.report.formats import duration, number
 from pipeline.report.page import render_report
+from pipeline.report.texts import duration, number
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.samples import REPORT_SAMPLES, chosen
 from pipeline.stats.summary import RunFacts, summarise

@@ -1,1 +1,1 @@
-"""How a job ends, on whichever machine its last step runs: the summary, the report, and the outcome with its exit code."""
+"""What a job leaves, on whichever machine its last steps run: rows, summary, report, and the outcome with its exit code."""

@@ -19,6 +19,7 @@ import msgspec
 from pipeline.config import WriteConfig
 from pipeline.detect.load_detector import DetectorSpec, detector_in_use
 from pipeline.errors import DEAD, DONE, FAILED, InputError, UserError
+from pipeline.exports.exports import export
 from pipeline.failures import one_line
 from pipeline.log_lines import console, plural
 from pipeline.outcome.folder_report import page_of_folder
@@ -28,7 +29,7 @@ from pipeline.report.annotate import annotate
 from pipeline.report.page import render_report
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import EXPORTS, REPORT, SUMMARY, is_sample_name, read_summary, sample_name
-from pipeline.results.run import Run, remove_abandoned
+from pipeline.results.run_folder import Run, remove_abandoned
 from pipeline.results.wanted import Wanted
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
@@ -38,7 +39,6 @@ from pipeline.stats.worker_reports import WorkerReports, at_end
 from pipeline.storage.files import delete_files, write_file
 from pipeline.storage.store import retried
 from pipeline.storage.stores import store_of
-from pipeline.write.exports import export
 
 _FRESH_SECONDS = 5.0
 CANARY_SECONDS = 5.0  # a job's end waits this long for the canary's images in flight

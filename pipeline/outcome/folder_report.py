@@ -20,8 +20,8 @@ from models.evaluate.detection_rows import from_json
 from pipeline.config import DetectConfig
 from pipeline.failures import Failure
 from pipeline.feed.decode import decode_image
+from pipeline.feed.read_again import Read, reads
 from pipeline.feed.thumbnails import make_thumbnail, thumbnail_wh
-from pipeline.read.again import Read, reads
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef
 from pipeline.report.page import Folder, render_report
 from pipeline.results.current import current_batches

@@ -15,7 +15,7 @@ from pipeline.errors import FAILED, UserError
 from pipeline.log_lines import console, say
 from pipeline.records import row_bytes
 from pipeline.results.layout import JOB, OUTCOME, SUMMARY, read_summary_as
-from pipeline.results.run import Run
+from pipeline.results.run_folder import Run
 from pipeline.secrets import masked_text
 from pipeline.stats.process import PROCESS
 from pipeline.stats.summary import RunFacts

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.report.formats import duration, number
+from pipeline.report.texts import duration, number
 
 _MAX_STEPS = 120  # a phone can still show so many steps of a line
 

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
+from models.base.progress import shown as progress
 from models.evaluate.average_precision import FIGURES, Measurement
 from models.evaluate.coco_matching import RECALLS, Boxes, Floats
 from models.evaluate.detection_rows import unpacked
 from models.evaluate.mistakes import CONFIDENCES, Kind, Mistake, Mistakes, calibration, figures_at, threshold_curves, unsure_first
-from models.progress import shown as progress
 from pipeline.report.annotate import marked_jpeg
 from pipeline.report.charts import Bar
-from pipeline.report.formats import counted, number
 from pipeline.report.page import environment, jpeg_url, page_style
+from pipeline.report.texts import counted, number
 from pipeline.storage.files import read_file
 
 _KINDS: dict[Kind, tuple[str, str]] = {

@@ -25,7 +25,7 @@ from pipeline.log_lines import printable
 from pipeline.records import DeadLetter, DetectedImage
 from pipeline.report.annotate import annotate, class_colour
 from pipeline.report.charts import Bar, bars, line_over_time
-from pipeline.report.formats import breakable, counted, duration, link, number, share, yaml_value
+from pipeline.report.texts import breakable, counted, duration, link, number, share, yaml_value
 from pipeline.stats.job_stats import JobStats, summed
 from pipeline.stats.summary import confidences_of
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from google.api_core import exceptions
 from google.cloud import bigquery
 
-from models.progress import shown
+from models.base.progress import shown
 from pipeline.errors import OutputError
 from pipeline.log_lines import console
 from pipeline.results.reader import ResultsFolder, undisturbed

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from models.progress import shown
+from models.base.progress import shown
 from pipeline.results.completion import contains
 from pipeline.results.reader import DamagedError, ResultsFolder, batches_in, parquet_file
 from pipeline.results.rows import exact_uris

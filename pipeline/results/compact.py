@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from models.progress import shown
+from models.base.progress import shown
 from pipeline.errors import UnreadableError
 from pipeline.results.completion import contains, row_keys
 from pipeline.results.contents import merge_contents
@@ -37,7 +37,7 @@ from pipeline.results.lock import locked
 from pipeline.results.reader import KINDS, ResultsFolder, batches_in, parquet_file
 from pipeline.results.row_rule import COLUMNS, RULE, Ranked, superseded
 from pipeline.results.rows import FORMATS, exact_uris
-from pipeline.results.run import remove_abandoned
+from pipeline.results.run_folder import remove_abandoned
 from pipeline.results.shards import COMPACTED, KEYS, Shard, digest, shard_of_name, write_shard
 from pipeline.storage.files import delete_files, delete_generations, folders_of, sync, warn_unreadable
 from pipeline.storage.listing import files_of

@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from models.base.progress import shown
 from models.evaluate import detection_rows
 from models.evaluate.detection_rows import ImageRow, RowsError, from_json
-from models.progress import shown
 from pipeline.results.layout import DETECTIONS, check_results
 from pipeline.results.reader import KINDS, DamagedError, ResultsFolder, batches_of, list_shards, undisturbed
 from pipeline.results.row_rule import COLUMNS, Ranked, superseded

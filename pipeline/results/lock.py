@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from pipeline.errors import BusyError
 from pipeline.failures import ImageError
 from pipeline.log_lines import console
-from pipeline.results.run import Run
+from pipeline.results.run_folder import Run
 from pipeline.storage.files import delete_files, delete_generations, make_folder
 from pipeline.storage.store import ChangedError, FoundFile, retried
 from pipeline.storage.stores import store_of

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from pipeline.records import name_bytes
 from pipeline.results.layout import ROWS, time_in_name
-from pipeline.results.run import Run
+from pipeline.results.run_folder import Run
 from pipeline.storage.files import add_file, folders_of, is_own_file, read_file, sync
 
 KEYS = b"keys"  # metadata of a merged shard: the digest of its keys

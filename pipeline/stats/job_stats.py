@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from pipeline.records import DeadLetter, DetectedImage, ImageRef, mostly_outside, unsigned
-from pipeline.stats.canary import CanaryStats, merge_canaries
+from pipeline.stats.canary_stats import CanaryStats, merge_canaries
 from pipeline.stats.histogram import Intervals, Times
 from pipeline.stats.samples import Ranked, keep, ranks
 

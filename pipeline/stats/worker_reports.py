@@ -29,7 +29,7 @@ from pipeline.codec import pack, unpack
 from pipeline.errors import DeviceFailedError, GoesOnError, ModelError, OutputError, RunnerError, UserError
 from pipeline.log_lines import console
 from pipeline.results.layout import check_output
-from pipeline.results.run import BEAT_SECONDS, FIGURES, Run
+from pipeline.results.run_folder import BEAT_SECONDS, FIGURES, Run
 from pipeline.software import Software, here
 from pipeline.stats.job_stats import JobStats, merge_stats
 from pipeline.stats.process import PROCESS

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from typing import Any, BinaryIO
 
-from models.project import pip_install
+from models.base.project import pip_install
 from pipeline.storage.name_ranges import NameRange
 from pipeline.storage.store import EVERY_NAME, ChangedError, FoundFile, Reserve, Store, StoreError, check_size, error_of_status
 

@@ -36,7 +36,7 @@ from pipeline.results.compact import compact
 from pipeline.results.completion import UNKNOWN, RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.rows import record_bytes, rows_by_kind
-from pipeline.results.run import Run
+from pipeline.results.run_folder import Run
 from pipeline.results.shards import add_rows
 from pipeline.stats.process import PROCESS
 from pipeline.storage.store import is_transient_error

@@ -16,10 +16,10 @@ from apache_beam.utils.windowed_value import WindowedValue
 from msgspec.structs import replace
 
 from pipeline.records import Image, ImageRef, name_bytes, ref_of
-from pipeline.stats import metrics
+from pipeline.stats import beam_metrics
 from pipeline.stats.process import PROCESS
 from pipeline.storage.store import FoundFile
-from pipeline.stream.run import RunSettings, StreamStep
+from pipeline.stream.shared import RunSettings, StreamStep
 
 _RETRY_SECONDS = 3.0  # an outage is for the reading to wait for, and to report
 _LOOK_SECONDS = 0.5  # how soon a wait for a store notices that the stream is stopped
@@ -97,7 +97,7 @@ class DropDuplicates(StreamStep):
         if self._shared.recent.is_new(ref_of(image), identity):
             yield image
         else:
-            metrics.count_skipped()
+            beam_metrics.count_skipped()
 
 
 @beam.typehints.with_output_types(Image)
@@ -119,7 +119,7 @@ class DropDuplicatesInState(StreamStep):
     ) -> Iterator[Any]:
         _, image = identity_and_image
         if seen.read() and not self._shared.forget_failure(ref_of(image)):
-            metrics.count_skipped()
+            beam_metrics.count_skipped()
             return
         seen.write(True)
         forget.set(Timestamp.now() + self._run.config.stream.deduplicate_s)

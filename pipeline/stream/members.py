@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from pipeline.config import Config
 from pipeline.failures import Failure
 from pipeline.feed.read_image import note_storage
-from pipeline.read.containers import images_in
+from pipeline.listing.containers import images_in
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 
 MAX_MEMBERS = 1000  # of one container, as of one message

@@ -33,9 +33,9 @@ from msgspec.structs import replace
 from pipeline.extra_fields import extra_columns, extra_text
 from pipeline.failures import ImageError
 from pipeline.image_formats import format_by_start
-from pipeline.read.allowed import MAX_URI, is_allowed
-from pipeline.read.dead_letter_replay import image_entry, is_dead_letter, load_json, original_message
-from pipeline.read.names import CONTROL, full_name, is_of_macos
+from pipeline.listing.allowed import MAX_URI, is_allowed
+from pipeline.listing.dead_letter_replay import image_entry, is_dead_letter, load_json, original_message
+from pipeline.listing.names import CONTROL, full_name, is_of_macos
 from pipeline.records import INLINE, DeadLetter, EncodedImage, Image, ImageRef, row_bytes
 from pipeline.secrets import with_public_addresses
 

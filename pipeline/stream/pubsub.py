@@ -2,8 +2,8 @@
 
 The runner calls the finalizer when it has committed everything that is fused with this step. Local runners fuse it with
 `PublishResults`, as long as no shuffle, flatten or side input stands between. Then a message is acknowledged only after its
-results are published, whenever the process dies. `pipeline.stream.run` draws this; `pipeline.stream.delayed_acks` is for runners
-that finalize earlier.
+results are published, whenever the process dies. `pipeline.stream.shared` draws this; `pipeline.stream.delayed_acks` is for
+runners that finalize earlier.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from apache_beam.utils.timestamp import Duration
 
 from pipeline.stream.delayed_acks import DelayedAcks
 from pipeline.stream.messages import Message
-from pipeline.stream.run import RunSettings, StreamStep
+from pipeline.stream.shared import RunSettings, StreamStep
 
 # the in-memory runner has both in each of its bundles, and then two bundles side by side (`launch/in_memory.py`)
 _POLLERS = 2  # while one's images are detected and published, another's are read; and a huge request holds up one of them only

@@ -14,18 +14,18 @@ import apache_beam as beam
 from apache_beam.utils.windowed_value import WindowedValue
 from msgspec.structs import replace
 
-from pipeline.read.containers import archive_of
-from pipeline.read.list_images import by_content
-from pipeline.read.names import is_container, names_image
+from pipeline.listing.containers import archive_of
+from pipeline.listing.list_images import by_content
+from pipeline.listing.names import is_container, names_image
 from pipeline.records import DeadLetter, DetectedImage, Image, ImageRef, dead_letter_row, ref_of, row_bytes
 from pipeline.results.layout import kind_of_rows, own_files
-from pipeline.stats import metrics
+from pipeline.stats import beam_metrics
 from pipeline.storage.store import FoundFile
 from pipeline.stream.clients import Publishing
 from pipeline.stream.members import members_of
 from pipeline.stream.messages import Message, Request, is_notification, parse_message
 from pipeline.stream.outgoing import dead_letter_message, detection_message
-from pipeline.stream.run import RunSettings, StreamStep
+from pipeline.stream.shared import RunSettings, StreamStep
 
 _RETRY_SECONDS = 3.0  # of a look at an object; an outage is for the reading to wait for
 
@@ -57,7 +57,7 @@ class ParseMessages(StreamStep):
         self, message: Message, timestamp: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam
     ) -> Iterator[Any]:
         request = parse_message(message, self._allowed)
-        metrics.note_message(message.publish_time)
+        beam_metrics.note_message(message.publish_time)
         if is_notification(message) and request.images:
             uri = ref_of(request.images[0]).uri
             if self._is_own(uri):
@@ -88,9 +88,9 @@ class ParseMessages(StreamStep):
                 containers[archive_of(image.uri) or image.uri].append(image)
             else:
                 images.append(image)
-        metrics.count_read(len(images) + len(request.dead_letters) + int(request.skipped))
-        metrics.count_skipped(int(request.skipped))
-        metrics.count_results(*request.dead_letters)
+        beam_metrics.count_read(len(images) + len(request.dead_letters) + int(request.skipped))
+        beam_metrics.count_skipped(int(request.skipped))
+        beam_metrics.count_results(*request.dead_letters)
         self._shared.answers.open(request)
         yield from images
         for of_container in containers.values():
@@ -99,13 +99,13 @@ class ParseMessages(StreamStep):
 
     def _members(self, named: Sequence[ImageRef]) -> Iterator[Any]:
         for member in members_of(named[0], self._run.config, self._shared.threads.stop, named[1:]):
-            metrics.count_read()
+            beam_metrics.count_read()
             if isinstance(member, str):
-                metrics.count_skipped()
+                beam_metrics.count_skipped()
                 continue
             self._shared.answers.expect(member.ref)
             if isinstance(member, DeadLetter):
-                metrics.count_results(member)
+                beam_metrics.count_results(member)
                 yield beam.pvalue.TaggedOutput("dead", member)
             else:
                 yield member
@@ -145,7 +145,7 @@ class PublishResults(StreamStep):
         else:
             message, topic = detection_message(result, now), config.output
             row = message.data
-            metrics.note_published(result, now)
+            beam_metrics.note_published(result, now)
         if topic:
             self._publishing.send(topic, message)
         self._shared.end(result, row)

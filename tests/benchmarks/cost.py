@@ -29,7 +29,7 @@ from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DETECTIONS
 from pipeline.results.reader import done_keys, list_shards
 from pipeline.results.rows import detections_table
-from pipeline.results.run import Run
+from pipeline.results.run_folder import Run
 from pipeline.results.shards import add_rows, parquet_bytes
 from pipeline.stream.outgoing import detection_message
 from tests.conftest import REPO

@@ -180,14 +180,14 @@ def sizes_left(model: Model, device: str) -> tuple[int, ...]:
     """The batch sizes that are left after a warm-up in less memory than the largest one needs."""
     if device == "gpu":
         detect = DetectConfig(device=device, gpu_memory_mb=_BOUND_MB, batch_sizes=_LARGE_SIZES)
-        return load(model.config(), detect).engine.batch_sizes
+        return load(model.config(), detect).batcher.batch_sizes
     detect = DetectConfig(device=device, batch_sizes=_SIZES)
     loaded = load(model.config(), detect)
 
     def with_memory_for_two(pixels: np.ndarray) -> Mapping[str, np.ndarray]:
         if len(pixels) > 2:
             raise OutOfMemory(f"{len(pixels)} images")
-        return loaded.engine.engine.run(pixels)
+        return loaded.batcher.engine.run(pixels)
 
     batcher = Batcher(FunctionEngine(with_memory_for_two, detect), loaded.metadata.graph_hw)
     batcher.warm_up()
@@ -200,7 +200,7 @@ def alone(trial: Trial, folder: Path) -> tuple[float, float]:
     with contextlib.closing(feeder_of(detect)) as feeder:
         loaded = load(trial.model.config(), detect)
         open_feeder(feeder, detect, ReadConfig())
-        to, engine, size = ModelInput.of(loaded.metadata), loaded.engine.engine, loaded.engine.batch_sizes[-1]
+        to, engine, size = ModelInput.of(loaded.metadata), loaded.batcher.engine, loaded.batcher.batch_sizes[-1]
         images = [ImageRef(str(path)) for path in sorted(folder.iterdir())]
         first = feeder.start(images[:size], to).result()
         pixels = np.resize(first.pixels, (size, *first.pixels.shape[1:]))

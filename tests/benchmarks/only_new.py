@@ -63,9 +63,9 @@ def measure(way: str, images: Path, output: Path) -> None:
     import apache_beam as beam
     from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-    from pipeline.read.done_rows import DoneRows
-    from pipeline.read.list_images import list_images
-    from pipeline.read.read_images import ReadImages
+    from pipeline.listing.done_rows import DoneRows
+    from pipeline.listing.list_images import list_images
+    from pipeline.listing.read_images import ReadImages
 
     began = time.process_time()
     if way == "list":
@@ -95,7 +95,7 @@ def _make(size: int) -> tuple[Path, Path]:
 
 
 def _write_rows(images: Path, output: Path, rows: int) -> None:
-    from pipeline.read.list_images import list_images
+    from pipeline.listing.list_images import list_images
 
     refs = islice(list_images([str(images)]), rows)
     while some := list(islice(refs, _PER_SHARD)):

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import requests
 
-from pipeline.read.done_rows import DoneRows
+from pipeline.listing.done_rows import DoneRows
 from pipeline.results.completion import RowVersion
 from pipeline.results.rows import detections_table
 from pipeline.results.shards import parquet_bytes

@@ -10,7 +10,7 @@ import requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models import progress
+from models.base import progress
 from pipeline.commands.compact import main
 from pipeline.log_lines import log_lines
 from pipeline.records import row_bytes

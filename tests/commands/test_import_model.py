@@ -116,7 +116,7 @@ def test_the_copy_is_loaded_as_the_model_itself_is(save, tmp_path):
     found = []
     for model in (ModelConfig(path=folder, class_names=(str(names),)), ModelConfig(path=out)):
         loaded = load(model, DetectConfig(batch_sizes=(1,)))
-        loaded.engine.close()
+        loaded.batcher.close()
         found.append(loaded.metadata)
     assert found[1] == found[0]
 

@@ -10,13 +10,13 @@ import pytest
 from PIL import Image
 
 from pipeline.commands import pictures
+from pipeline.feed import read_again as again
 from pipeline.feed.decode import decode_image
-from pipeline.read import again
 from tests.forked_jobs import Moment, run_forked
+from tests.listing.test_archives import write
+from tests.listing.test_videos import write_video
+from tests.listing.test_web import Server, server  # noqa: F401  a fixture
 from tests.models.test_evaluate import found, row, write_lines
-from tests.read.test_archives import write
-from tests.read.test_videos import write_video
-from tests.read.test_web import Server, server  # noqa: F401  a fixture
 
 COLOURS = np.stack([*np.meshgrid(np.linspace(0, 255, 120), np.linspace(0, 255, 80)), np.full((80, 120), 128)], -1)
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models import progress
+from models.base import progress
 from pipeline import run
 from pipeline.commands.reconcile import main
 from pipeline.config import load_config
-from pipeline.read import statuses as module
-from pipeline.read.statuses import statuses as statuses_of
+from pipeline.listing import statuses as module
+from pipeline.listing.statuses import statuses as statuses_of
 from pipeline.results.compact import compact
 from pipeline.results.completion import RowVersion
 from tests import tfrecord_files

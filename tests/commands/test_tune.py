@@ -65,7 +65,7 @@ def test_a_turn_has_as_many_images_under_way_as_a_job():
         detect(detector)
         ahead.append(detector.ahead)
         detector.close()
-    assert ahead[0] == ahead[1] > model.engine.images_in_flight + 1
+    assert ahead[0] == ahead[1] > model.batcher.images_in_flight + 1
 
 
 TELLS = """

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
     tf.config.optimizer.set_experimental_options = lambda options: told.update(rewrites=options)
     tf.config.experimental.set_memory_growth = lambda gpu, grows: told.update(grows=grows)
     tempfile.tempdir = None  # of the process that this one was forked from
-    load(ModelConfig(path=model), DetectConfig(**json.loads(detect))).engine.close()
+    load(ModelConfig(path=model), DetectConfig(**json.loads(detect))).batcher.close()
     threading = tf.config.threading
     told["threads"] = [threading.get_intra_op_parallelism_threads(), threading.get_inter_op_parallelism_threads()]
     told["taken"] = sorted(path.name for path in Path(tempfile.gettempdir()).glob("detection-gpus-*/*"))

@@ -17,7 +17,6 @@ from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms.window import FixedWindows, TimestampedValue
 
 from models.metadata import DetectorMetadata
-from models.own_python import command_of, environment
 from pipeline.config import DetectConfig, ModelConfig, load_config
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.detect_objects import DetectObjects, DetectorHandler, StartDetecting, detect_images
@@ -26,6 +25,7 @@ from pipeline.detect.load_detector import DetectorSpec, load_detector, shared_de
 from pipeline.detect.load_model import name_and_version
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.errors import ConfigError, DeviceFailedError, ModelError
+from pipeline.own_python import command_of, environment
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, detection_row
 from tests.fixtures import REPO
 from tests.shard_rows import rows_in
@@ -144,7 +144,7 @@ def test_a_model_that_is_refused_is_closed(requests, settings, message):
     toy = load_toy(DetectConfig(), *requests)
     with pytest.raises(ModelError, match=message):
         load_detector(lambda _: toy, DetectConfig(**settings))
-    assert toy.engine.engine.closed
+    assert toy.batcher.engine.closed
 
 
 class FullEngine(NumPyEngine):

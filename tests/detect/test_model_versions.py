@@ -126,7 +126,7 @@ def test_a_version_that_is_swapped_in_runs_as_one_that_a_job_starts_with(
     label(model, stable=8)
     look(detector)
     assert version_of(detector.detect([image()])[0]) == version_of(started.detect([image()])[0]) == answers
-    runs = {(one.version, type(one.engine.engine), one.metadata) for one in (started.model, canary, detector.model)}
+    runs = {(one.version, type(one.batcher.engine), one.metadata) for one in (started.model, canary, detector.model)}
     assert len(runs) == 1 and runs.pop()[0] == "8"
 
 
@@ -280,14 +280,14 @@ def test_where_two_versions_have_no_room_the_old_one_makes_way_and_images_wait(c
     if not usable:
         write_version(model, 8, **FAILS)
         look(crowded, 1)
-    old, results = crowded.model.engine, []
+    old, results = crowded.model.batcher, []
     with in_thread(lambda: results.extend(crowded.detect([image(n) for n in range(200)]))):
         look(crowded, 1)
     results += crowded.detect([image()])
     lines = capfd.readouterr().err.splitlines()
     now, said = ("8", "version 7 -> 8, loaded in ") if usable else ("7", "version 7 is in use again; ")
     assert lines[-1].startswith(f"model detector: {said}") and "memory has no room for two versions" in lines[-1]
-    assert crowded.model.version == now and crowded.model.engine is not old
+    assert crowded.model.version == now and crowded.model.batcher is not old
     assert {(result.model_version, version_of(result)) for result in results} <= {("7", "7"), ("8", "8")}
     assert results[-1].model_version == now
 
@@ -354,9 +354,9 @@ def test_a_version_that_cannot_be_loaded_for_a_while_is_refused_with_pauses(
     label(model, **labels)
     monkeypatch.setattr("pipeline.detect.model_watcher.gpu_bytes", lambda _: 1 if labels["stable"] == 8 else None)
     look(detector, 2)
-    in_use = detector.model.engine
+    in_use = detector.model.batcher
     look(detector, 3)
-    assert (detector.model.version, detector.model.engine, detector.canary) == ("7", in_use, None)
+    assert (detector.model.version, detector.model.batcher, detector.canary) == ("7", in_use, None)
     said = capfd.readouterr().err
     assert said.count("8 is refused") == 1 and "No space left on device" in said
     assert detector.counted_swaps() == {"refusals": 1}

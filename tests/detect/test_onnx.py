@@ -49,7 +49,7 @@ def test_a_file_gives_the_boxes_of_its_network(tmp_path, engine, batch, sizes):
     """Batches only where the file allows them; OpenVINO keeps its cores busy with one image a request."""
     results, detector = found_in(write_yolo(tmp_path / "toy.onnx", batch), engine=engine)
     check(results)
-    assert detector.model.engine.batch_sizes == ((1,) if engine == "openvino" and batch == "batch" else sizes)
+    assert detector.model.batcher.batch_sizes == ((1,) if engine == "openvino" and batch == "batch" else sizes)
     assert (detector.model.metadata.name, detector.model.metadata.class_names) == ("toy", NAMES)
     assert len(detector.model.version) == 12
 
@@ -64,13 +64,13 @@ def test_a_file_for_images_of_any_size_is_recognised_by_its_answer(tmp_path, eng
 def test_a_file_that_answers_for_a_batch_as_for_one_image_gets_one_at_a_time(tmp_path):
     results, detector = found_in(write_yolo(tmp_path / "toy.onnx", mixes=True), engine="onnxruntime")
     check(results)
-    assert (detector.model.engine.batch_sizes, len(detector.model.notes)) == ((1,), 1)
+    assert (detector.model.batcher.batch_sizes, len(detector.model.notes)) == ((1,), 1)
 
 
 def test_without_an_engine_it_runs_in_the_one_for_this_machine(tmp_path):
     results, detector = found_in(write_yolo(tmp_path / "toy.onnx"), device="cpu")
     check(results)
-    assert type(detector.model.engine.engine).__name__ == "OpenVinoEngine"
+    assert type(detector.model.batcher.engine).__name__ == "OpenVinoEngine"
 
 
 @pytest.mark.parametrize("engine", ENGINES)

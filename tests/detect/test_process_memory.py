@@ -16,7 +16,7 @@ import ctypes, os, sys, threading
 os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_model import load
-load(ModelConfig(sys.argv[1]), DetectConfig(engine="{TOY}")).engine.close()
+load(ModelConfig(sys.argv[1]), DetectConfig(engine="{TOY}")).batcher.close()
 glibc = ctypes.CDLL(None)
 glibc.malloc.restype = glibc.fdopen.restype = ctypes.c_void_p
 all_there = threading.Barrier(6)

@@ -34,8 +34,8 @@ def described(outputs, notes=None, input_hw=HW, detect=SETTINGS, **config):
 def test_what_an_export_says_of_itself_is_taken(tmp_path):
     """Class names, and a fixed batch; the folder gives the name."""
     loaded = load(ModelConfig(path=export_yolo(tmp_path / "mine_saved_model", "4+C,M", batch=2)), SETTINGS)
-    loaded.engine.close()
-    assert (loaded.metadata.name, loaded.metadata.class_names, loaded.engine.batch_sizes) == ("mine_saved_model", NAMES, (2,))
+    loaded.batcher.close()
+    assert (loaded.metadata.name, loaded.metadata.class_names, loaded.batcher.batch_sizes) == ("mine_saved_model", NAMES, (2,))
 
 
 def test_the_config_wins_over_what_is_recognised():

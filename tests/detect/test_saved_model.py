@@ -160,7 +160,7 @@ def test_name_and_version_of_a_model_are_known_without_loading_it(name, bright_m
     """As its rows will say them, also of one on object storage, of which only its description is read."""
     config = ModelConfig(path=bright_model, name=name)
     loaded = load(config, DetectConfig())
-    loaded.engine.close()
+    loaded.batcher.close()
     gcs_bucket.blob("m/bright/3/saved_model.pb").upload_from_string(b"not read")
     gcs_bucket.blob(f"m/bright/3/{METADATA_PATH}").upload_from_filename(f"{locate(bright_model)[0]}/{METADATA_PATH}")
     assert name_and_version(config) == (loaded.metadata.name, loaded.version) == (name or "bright", "3")

@@ -74,7 +74,7 @@ def test_a_model_on_the_cpu_of_a_machine_with_a_gpu_is_a_warning(monkeypatch):
     monkeypatch.setattr(glob, "glob", lambda path, **more: ["/dev/nvidia0"] if "nvidia" in path else real(path, **more))
     for device, notes in (("auto", 1), ("cpu", 0)):
         loaded = load(ModelConfig(path="digits"), DetectConfig(device=device))
-        loaded.engine.close()
+        loaded.batcher.close()
         assert "".join(loaded.notes).count("runs on the CPU, though this machine has a GPU") == notes
 
 
@@ -99,7 +99,7 @@ def test_a_job_that_leaves_gpus_idle_says_so(monkeypatch, device, processes, sai
         monkeypatch.setenv("WORKER_ID", "worker_0")
     engine = f"{__name__}:open_on_gpu"
     loaded = load(ModelConfig(name="toy"), DetectConfig(engine=engine, device=device))
-    loaded.engine.close()
+    loaded.batcher.close()
     assert [f"has 4 GPUs for the job, which uses {processes or 1} of them" in note for note in loaded.notes] == [True] * said
 
 

@@ -52,8 +52,8 @@ from tests.feed.feeding import (
     wait_until_gone,
 )
 from tests.fixtures import REPO
+from tests.listing import test_storage_failures as storage_failures
 from tests.processes import in_thread, served, wait_until
-from tests.read import test_storage_failures as storage_failures
 
 storage, no_credentials = storage_failures.storage, storage_failures.no_credentials
 CONTENTS = [encoded("JPEG", (400, 300)), BMP, encoded("PNG", (7, 90)), encoded("TIFF", (30, 20))]

@@ -9,10 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.failures import Failure
-from pipeline.read.fetch import fetch
-from pipeline.read.list_images import list_images
-from pipeline.read.manifests import named_images, read_manifest
+from pipeline.listing.list_images import list_images
+from pipeline.listing.manifests import named_images, read_manifest
 from pipeline.records import DeadLetter, dead_letter_row, name_bytes, row_bytes
+from pipeline.storage.fetch import fetch
 
 uris = st.sampled_from(
     ["a.jpg", "in/b.png", "../a.jpg", "/dev/zero", ".", "..", "gone.jpg", "x" * 300, "a\0b", "\ud800", "\udcff"]

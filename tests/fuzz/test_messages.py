@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.failures import REASONS
-from pipeline.read.dead_letter_replay import DeadLetterReplay
+from pipeline.listing.dead_letter_replay import DeadLetterReplay
 from pipeline.records import (
     DeadLetter,
     DetectedImage,
@@ -25,7 +25,7 @@ from pipeline.records import (
     ref_of,
     row_bytes,
 )
-from pipeline.stats import metrics
+from pipeline.stats import beam_metrics
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
 from pipeline.stats.progress import line
@@ -118,15 +118,15 @@ def end(image: ImageRef | EncodedImage, number: float) -> DetectedImage | DeadLe
 def outcomes(request: Request, message: Message, now: float, number: float):
     """What becomes of the images of a request, published and counted."""
     stats = PROCESS.begin_counting()
-    metrics.note_message(message.publish_time)
+    beam_metrics.note_message(message.publish_time)
     for result in (*request.dead_letters, *(end(image, number) for image in request.images)):
         is_dead = isinstance(result, DeadLetter)
         row = row_bytes(dead_letter_row(result) if is_dead else detection_row(result))
         assert b"\n" not in row and json.loads(row)
         message = dead_letter_message(result, now) if is_dead else detection_message(result, now)
-        metrics.count_results(result)
+        beam_metrics.count_results(result)
         if not is_dead:
-            metrics.note_published(result, now)
+            beam_metrics.note_published(result, now)
         yield result.ref, Outcome(publishable(message), failed=is_dead)
     assert line(stats, JobStats(), 1.0)
     PROCESS.counted.remove(stats)

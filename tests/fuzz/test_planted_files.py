@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from pipeline.commands import reconcile
 from pipeline.config import Config
 from pipeline.errors import UserError
+from pipeline.listing.dead_letter_replay import DeadLetterReplay
 from pipeline.outcome.conclude import Conclusion
-from pipeline.read.dead_letter_replay import DeadLetterReplay
 from pipeline.results.compact import COMPACTED, compact
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, check_output, check_reports
 from pipeline.results.lock import locked
 from pipeline.results.reader import done_keys
-from pipeline.results.run import Run, remove_abandoned
+from pipeline.results.run_folder import Run, remove_abandoned
 from pipeline.results.shards import parquet_bytes
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.summary import RunFacts

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.failures import REASONS
-from pipeline.read.tfrecords import images_of_file
+from pipeline.listing.tfrecords import images_of_file
 from pipeline.records import EncodedImage, ImageRef, dead_letter_row, row_bytes
 from tests.memory import less_memory_than
 from tests.tfrecord_files import feature, framed

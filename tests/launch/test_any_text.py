@@ -17,8 +17,8 @@ from pipeline.commands import compact, export, reconcile
 from pipeline.config.setting import EXPORT_FORMATS
 from tests.launch.jobs import images_of, rows_of
 from tests.launch.test_elsewhere import TWO_PROCESSES
+from tests.listing import test_archives
 from tests.processes import wait_until
-from tests.read import test_archives
 from tests.streaming_job import StreamingJob
 from tests.tfrecord_files import example, write
 

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline import run
 from pipeline.outcome.outcome import Outcome
-from pipeline.results.run import Run
+from pipeline.results.run_folder import Run
 from tests.launch.jobs import write_images
 
 

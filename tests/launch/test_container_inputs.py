@@ -9,8 +9,8 @@ from pipeline import run
 from pipeline.commands import reconcile
 from tests.conftest import write_bright_image
 from tests.launch.jobs import rows_of, write_images
-from tests.read.test_archives import write
-from tests.read.test_videos import write_video
+from tests.listing.test_archives import write
+from tests.listing.test_videos import write_video
 
 
 def png(folder, width=64):

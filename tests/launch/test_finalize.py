@@ -8,7 +8,7 @@ import pytest
 from pipeline.config import load_config
 from pipeline.errors import DEAD, DONE
 from pipeline.outcome.conclude import Conclusion
-from pipeline.results.run import Run
+from pipeline.results.run_folder import Run
 from pipeline.stats.job_stats import JobStats, merge_stats
 from pipeline.stats.summary import RunFacts
 from tests.forked_jobs import Moment

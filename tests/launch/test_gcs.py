@@ -11,7 +11,7 @@ from pipeline.config import Config
 from pipeline.outcome import conclude
 from pipeline.outcome.conclude import Conclusion
 from pipeline.results.reader import list_shards
-from pipeline.results.run import Run
+from pipeline.results.run_folder import Run
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.summary import RunFacts
 from pipeline.storage.files import read_file

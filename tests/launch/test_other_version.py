@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.config import Config, ModelConfig
 from pipeline.launch import other_version
-from pipeline.read.done_rows import DoneRows
+from pipeline.listing.done_rows import DoneRows
 from pipeline.results.completion import RowVersion
 from tests.forked_jobs import ForkedJob
 from tests.launch.jobs import write_images

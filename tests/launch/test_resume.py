@@ -10,8 +10,8 @@ from tests.forked_jobs import KILLED, Moment, run_forked
 from tests.shard_rows import rows_in
 
 IMAGES = 6  # and one that is none, whose dead letter is the first row
-BATCH, WRITE, SHARDS = "pipeline.launch.batch", "pipeline.write.write_shards", "pipeline.results.shards"
-READ, CONCLUDE = "pipeline.read.read_images", "pipeline.outcome.conclude"
+BATCH, WRITE, SHARDS = "pipeline.launch.batch", "pipeline.outcome.write_shards", "pipeline.results.shards"
+READ, CONCLUDE = "pipeline.listing.read_images", "pipeline.outcome.conclude"
 
 # Each with what a run after it finds done. With `--shard-seconds 0` each row is a shard of its own.
 MOMENTS = {
@@ -25,7 +25,7 @@ MOMENTS = {
     "when the shard has its name": (f"{WRITE}:add_rows", 3, "after", 3),
     "when all rows are there": (f"{CONCLUDE}:summarise", 1, "before", 7),
     "between report and summary": (f"{CONCLUDE}:write_file", 2, "before", 7),
-    "before the folder of unfinished files goes": ("pipeline.results.run:Run.remove", 1, "before", 7),
+    "before the folder of unfinished files goes": ("pipeline.results.run_folder:Run.remove", 1, "before", 7),
     "before abandoned files go": (f"{CONCLUDE}:clean_up", 1, "before", 7),
 }
 MAIN = (

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from models.own_python import environment
+from pipeline.own_python import environment
 from pipeline.results.layout import DETECTIONS
 from tests.fixtures import RELEASE
 from tests.launch.jobs import write_images
@@ -77,7 +77,7 @@ def test_records_are_dead_letters_that_name_the_extra_where_tfx_bsl_is_not_insta
     """The next run tries them again."""
     read = (
         "import sys; sys.modules['tfx_bsl'] = None\n"
-        "from pipeline.read.tfrecords import framed, images_of_file; from pipeline.records import ImageRef\n"
+        "from pipeline.listing.tfrecords import framed, images_of_file; from pipeline.records import ImageRef\n"
         "open(sys.argv[1], 'wb').write(framed(b'x'))\n"
         "print(*[(each.reason, each.message) for each in images_of_file(ImageRef(sys.argv[1]), 1000)])"
     )

@@ -10,7 +10,7 @@ import pytest
 from models.evaluate import FIGURES, evaluate
 from models.evaluate.detection_rows import RowsError
 from models.evaluate.ground_truth import read_truth
-from pipeline.write.write_labels import write_yolo as write_yolo_labels
+from pipeline.exports.write_labels import write_yolo as write_yolo_labels
 from tests.models.test_evaluate import error_of, found, row, write_lines
 
 NAMES = ["cat", "dog", "potted plant"]

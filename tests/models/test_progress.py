@@ -1,6 +1,6 @@
 """Loops that take long show how far they are; short ones show nothing."""
 
-from models import progress
+from models.base import progress
 
 
 def test_a_short_loop_shows_nothing_and_gives_all(capsys):

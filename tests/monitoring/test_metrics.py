@@ -11,7 +11,7 @@ from pipeline.stats.histogram import Times
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PARTS
 from tests.monitoring.prometheus import needs_prometheus, samples_in
-from tests.stats.test_metrics import NOTHING
+from tests.stats.test_beam_metrics import NOTHING
 
 MAY_BE_ABSENT = {"detection_model_info", "detection_undelivered_messages"}
 ALL_REASONS = {reason for reasons in REASONS.values() for reason in reasons}

@@ -11,7 +11,7 @@ from pipeline.detect.load_detector import DetectorSpec
 from pipeline.errors import WRONG
 from pipeline.outcome.conclude import Conclusion, conclude
 from pipeline.outcome.outcome import Outcome, outcome_of
-from pipeline.results.run import Run
+from pipeline.results.run_folder import Run
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.summary import RunFacts
 from pipeline.stats.worker_reports import StatsReporter

@@ -14,8 +14,8 @@ from pipeline.failures import REASONS
 from pipeline.records import DeadLetter, ImageRef
 from pipeline.report import charts as report_charts
 from pipeline.report import page as report
-from pipeline.report.formats import link
-from pipeline.stats.canary import CanaryStats
+from pipeline.report.texts import link
+from pipeline.stats.canary_stats import CanaryStats
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.summary import RunFacts, summarise
 from tests.report.test_annotate import detected, grey

@@ -10,7 +10,7 @@ import pytest
 import requests
 from google.cloud import bigquery
 
-from models import progress
+from models.base import progress
 from pipeline.commands.load import main
 from pipeline.log_lines import log_lines
 from pipeline.records import DeadLetter, ImageRef

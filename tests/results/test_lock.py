@@ -12,7 +12,7 @@ from pipeline.errors import BusyError
 from pipeline.log_lines import log_lines
 from pipeline.results import lock
 from pipeline.results.lock import locked
-from pipeline.results.run import Run
+from pipeline.results.run_folder import Run
 from pipeline.storage.files import exists
 from pipeline.storage.listing import files_of
 from pipeline.storage.stores import generation_of

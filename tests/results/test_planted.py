@@ -25,7 +25,7 @@ from pipeline.results.layout import DETECTIONS, check_output, check_reports
 from pipeline.results.lock import locked
 from pipeline.results.reader import KINDS, list_shards
 from pipeline.results.rows import rows_by_kind
-from pipeline.results.run import Run, remove_abandoned
+from pipeline.results.run_folder import Run, remove_abandoned
 from pipeline.results.shards import write_shard
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.summary import RunFacts

@@ -16,7 +16,7 @@ from pipeline.results.completion import row_keys
 from pipeline.results.current import current_rows
 from pipeline.results.reader import ResultsFolder, done_keys, list_shards
 from pipeline.results.rows import dead_letters_table, detections_table
-from pipeline.results.run import Run
+from pipeline.results.run_folder import Run
 from pipeline.results.shards import add_rows, parquet_bytes, write_shard
 from pipeline.storage.files import read_file, write_file
 from tests.shard_rows import VERSION, detected, failed, rows_in, write_rows

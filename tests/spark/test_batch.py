@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from pipeline.write.exports import export
+from pipeline.exports.exports import export
 from tests.conftest import REPO
 from tests.flink.cluster import RunnerMissing
 from tests.launch.jobs import files_of, rows_of, without_run

@@ -17,12 +17,12 @@ import pytest
 from pipeline.config import load_config
 from pipeline.launch.loading import load_detector
 from pipeline.log_lines import log_lines
-from pipeline.stats import metrics, progress
+from pipeline.stats import beam_metrics, progress
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
 from tests.conftest import REPO
 from tests.processes import wait_until
-from tests.stats.test_metrics import DEAD, DETECTED
+from tests.stats.test_beam_metrics import DEAD, DETECTED
 
 
 class Display(io.StringIO):
@@ -68,12 +68,12 @@ def displayed():
 def test_what_a_job_waits_for_is_shown_until_an_image_is_done_then_the_counts(monkeypatch, is_terminal, waiting, working):
     display = Display(is_terminal, monkeypatch)
     PROCESS.waiting_for = "loading the model"
-    metrics.count_read(100)  # of an earlier job in this process
+    beam_metrics.count_read(100)  # of an earlier job in this process
     with displayed():
-        metrics.count_read(11)
-        metrics.count_skipped()
+        beam_metrics.count_read(11)
+        beam_metrics.count_skipped()
         display.wait_for(waiting)
-        metrics.count_results(*[DEAD] * 2, *[DETECTED] * 7)
+        beam_metrics.count_results(*[DEAD] * 2, *[DETECTED] * 7)
         display.wait_for(working)
 
 
@@ -94,13 +94,13 @@ def test_a_job_says_that_its_model_is_loading(monkeypatch, bright_model):
 
 BAR = """
 import sys
-from models.quiet import quiet_stderr
-from pipeline.stats import metrics, progress
+from models.base.quiet import quiet_stderr
+from pipeline.stats import beam_metrics, progress
 from pipeline.stats.process import PROCESS
 
 PROCESS.waiting_for = "waiting for workers: 3 of 8 are loading the model"
 with PROCESS.counting() as stats, progress.progress_shown(lambda: stats), quiet_stderr():
-    metrics.count_read(200)
+    beam_metrics.count_read(200)
     sys.stdin.read(1)
 """
 

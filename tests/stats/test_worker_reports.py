@@ -11,10 +11,10 @@ import pytest
 
 from pipeline.errors import ModelError, OutputError, RunnerError
 from pipeline.outcome.outcome import Outcome
-from pipeline.results.run import Run
+from pipeline.results.run_folder import Run
 from pipeline.software import here
 from pipeline.stats import worker_reports
-from pipeline.stats.canary import CanaryStats
+from pipeline.stats.canary_stats import CanaryStats
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import ProcessState
 from pipeline.stats.worker_reports import StatsReporter, WorkerContext, WorkerReports

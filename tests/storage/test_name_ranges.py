@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipeline.read.list_images import list_images
+from pipeline.listing.list_images import list_images
 from pipeline.storage import listing
 from pipeline.storage.listing import divided, files_in_all, location_of
 from pipeline.storage.name_ranges import NameRange, split_points

@@ -22,7 +22,7 @@ from pipeline.results.current import current_rows, read_rows
 from pipeline.results.layout import check_output
 from pipeline.results.reader import list_shards
 from pipeline.results.rows import detections_table
-from pipeline.results.run import Run
+from pipeline.results.run_folder import Run
 from pipeline.results.shards import add_rows
 from pipeline.storage import s3
 from pipeline.storage.files import add_file, delete_files, delete_generations, exists, move_files, read_file, write_file

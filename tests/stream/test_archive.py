@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pipeline.results.layout import DEAD_LETTERS
 from pipeline.results.lock import locked
 from pipeline.results.reader import list_shards
-from pipeline.results.run import Run
+from pipeline.results.run_folder import Run
 from pipeline.results.shards import COMPACTED
 from pipeline.stats.process import PROCESS
 from pipeline.stream import archive as module

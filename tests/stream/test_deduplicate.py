@@ -13,15 +13,15 @@ from apache_beam.utils.timestamp import Timestamp
 from msgspec.structs import replace
 
 from pipeline.feed.feeder import Feeder
-from pipeline.read.fetch import fetch
 from pipeline.records import DeadLetter, EncodedImage, ImageRef, name_bytes
-from pipeline.results.run import Run
+from pipeline.results.run_folder import Run
 from pipeline.stats.process import PROCESS
 from pipeline.stats.worker_reports import WorkerContext
+from pipeline.storage.fetch import fetch
 from pipeline.storage.files import write_file
 from pipeline.stream.deduplicate import AddIdentity, DropDuplicatesInState
 from pipeline.stream.outgoing import Outcome
-from pipeline.stream.run import RunSettings, opened, run_of
+from pipeline.stream.shared import RunSettings, opened, run_of
 from tests.feed.feeding import feeding
 from tests.processes import in_thread, wait_until
 

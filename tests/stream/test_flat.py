@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from pipeline.records import DeadLetter, DetectedImage, ImageRef, Timing
 from pipeline.results.reader import list_shards
-from pipeline.results.run import Run
-from pipeline.stats import metrics
+from pipeline.results.run_folder import Run
+from pipeline.stats import beam_metrics
 from pipeline.stats.process import PROCESS
 from pipeline.stream.answers import Answers
 from pipeline.stream.archive import Archive, RowWriter
@@ -55,8 +55,8 @@ def a_day(folder: Path) -> tuple[list[int], list[int], int]:
         names = [f"gs://b/{name}" for name in (number, number + 1, max(0, number - 5), f"never-{bundle}")]
         asked = Message(json.dumps({"request_id": f"r{bundle}", "images": names}).encode(), {}, f"m{bundle}", clock.now)
         request = parse_message(asked, ("gs://",))
-        metrics.note_message(clock.now)
-        metrics.count_read(len(request.images))
+        beam_metrics.note_message(clock.now)
+        beam_metrics.count_read(len(request.images))
         answers.open(request)
         results = []
         for image in (each for each in request.images[:3] if recent.is_new(each, each.identity.encode())):
@@ -64,12 +64,12 @@ def a_day(folder: Path) -> tuple[list[int], list[int], int]:
             number += 1
             failed = isinstance(result, DeadLetter)
             message = dead_letter_message(result, clock.now) if failed else detection_message(result, clock.now)
-            metrics.count_results(result)
+            beam_metrics.count_results(result)
             if not failed:
-                metrics.note_published(result, clock.now)
+                beam_metrics.note_published(result, clock.now)
             results.append(result)
             recent.done(image, Outcome(message.data, failed))
-        metrics.count_skipped(3 - len(results))
+        beam_metrics.count_skipped(3 - len(results))
         archive.add(results)
         clock.now += BUNDLE_S
         overdue += len(answers.due())

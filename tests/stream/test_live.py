@@ -8,7 +8,7 @@ import pytest
 from pipeline.config import Config
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing
 from pipeline.report.page import render_report
-from pipeline.stats import metrics, process
+from pipeline.stats import beam_metrics, process
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
 from pipeline.stats.progress import line
@@ -25,15 +25,15 @@ def detected(n, latency_s, led_batch=0, now=1000.0):
 def minute():
     """The statistics of a minute: 98 results, 2 dead letters, a notification that is no work, and a duplicate."""
     with PROCESS.counting() as stats:
-        metrics.note_message(published_at=0.0)
-        metrics.count_read(102)
-        metrics.count_skipped(2)
+        beam_metrics.note_message(published_at=0.0)
+        beam_metrics.count_read(102)
+        beam_metrics.count_skipped(2)
         for n in range(98):
             image = detected(n, 0.1 if n < 97 else 10.0, led_batch=8 if n % 8 == 0 else 0)
-            metrics.count_results(image)
-            metrics.note_published(image, now=1000.0)
-        metrics.count_results(DeadLetter(ImageRef(""), "message", "bad_json", "x"))
-        metrics.count_results(DeadLetter(ImageRef("gs://b/98"), "read", "not_found", "x"))
+            beam_metrics.count_results(image)
+            beam_metrics.note_published(image, now=1000.0)
+        beam_metrics.count_results(DeadLetter(ImageRef(""), "message", "bad_json", "x"))
+        beam_metrics.count_results(DeadLetter(ImageRef("gs://b/98"), "read", "not_found", "x"))
         yield stats
 
 

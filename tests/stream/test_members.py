@@ -7,11 +7,11 @@ import tarfile
 import apache_beam as beam
 
 from pipeline.stream.messages import Message
-from pipeline.stream.run import RunSettings
-from pipeline.stream.run import opened as stream_opened
+from pipeline.stream.shared import RunSettings
+from pipeline.stream.shared import opened as stream_opened
 from pipeline.stream.steps import ParseMessages
-from tests.read.running import run
-from tests.read.test_read_images import opened  # noqa: F401  a fixture
+from tests.listing.running import run
+from tests.listing.test_read_images import opened  # noqa: F401  a fixture
 
 
 def test_members_that_a_message_names_are_read_in_one_pass_of_their_archive(tmp_path, opened):  # noqa: F811

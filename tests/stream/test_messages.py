@@ -6,7 +6,7 @@ import json
 import pytest
 
 from pipeline.failures import Failure
-from pipeline.read.allowed import is_allowed
+from pipeline.listing.allowed import is_allowed
 from pipeline.records import EncodedImage, ImageRef
 from pipeline.stream import messages
 from pipeline.stream.messages import Message, image_count, parse_message

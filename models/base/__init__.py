@@ -1,0 +1,1 @@
+"""What this package and the pipeline both stand on."""

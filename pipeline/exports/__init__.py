@@ -1,0 +1,1 @@
+"""Rows of a results folder in other formats."""

@@ -1,0 +1,1 @@
+"""What an input names: from patterns, folders and manifests to names of images, and from containers to images."""

@@ -1,1 +1,0 @@
-"""From patterns, folders, manifests and TFRecord shards to encoded images."""
