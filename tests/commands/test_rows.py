@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -18,6 +19,7 @@ from pipeline.results.layout import DEAD_LETTERS
 from pipeline.results.row_rule import current_sql
 from tests.conftest import REPO
 from tests.shard_rows import OTHER, VERSION, detected, failed, write_rows
+from tests.spark.job_server import JARS, OPENS
 
 OTHER_SETTINGS = VERSION._replace(settings="00000000")
 
@@ -122,12 +124,27 @@ def test_the_query_of_the_docs_gives_the_current_rows(tmp_path, monkeypatch):
     assert by_sql == [("a", "other", 0.5), ("a", "yolo", 0.9), ("c", "yolo", 0.5)]
 
 
+IN_SPARK = """
+import org.apache.spark.sql.*;
+
+public class InSpark {
+  public static void main(String[] arguments) {
+    SparkSession spark = SparkSession.builder().master("local[1]").config("spark.ui.enabled", "false").getOrCreate();
+    for (Row row : CALL.select("uri").collectAsList()) System.out.println("uri " + row.getString(0));
+    spark.stop();
+  }
+}
+"""
+
+
 @pytest.mark.matrix
-def test_spark_reads_a_folder_with_the_call_that_the_docs_show(out):
-    sql = pytest.importorskip("pyspark.sql", reason="no PySpark, which no other test needs")
-    spark = sql.SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-    try:
-        found = eval(natural_calls()["spark"], {"spark": spark}).collect()
-    finally:
-        spark.stop()
-    assert sorted(row.uri for row in found) == ["\\udc80.jpg", "a.jpg", "a.jpg", "c.jpg"]
+def test_spark_reads_a_folder_with_the_call_that_the_docs_show(out, tmp_path):
+    """In Java, on the Spark of other tests: its call is Python's, but for the brackets behind `read`."""
+    if not (JARS.is_dir() and shutil.which("javac")):
+        pytest.skip("no Spark, or no JDK; get Spark with `make spark`")
+    program = tmp_path / "InSpark.java"
+    program.write_text(IN_SPARK.replace("CALL", natural_calls()["spark"].replace("spark.read.", "spark.read().")))
+    done = subprocess.run(["java", *OPENS, "-cp", f"{JARS}/*", program], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    found = [line.removeprefix("uri ") for line in done.stdout.splitlines() if line.startswith("uri ")]
+    assert sorted(found) == ["\\udc80.jpg", "a.jpg", "a.jpg", "c.jpg"]
