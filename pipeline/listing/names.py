@@ -78,7 +78,7 @@ def is_of_macos(path: str) -> bool:
     >>> is_of_macos("photos/._a.jpg"), is_of_macos("._photos/a.jpg")
     (True, False)
     """
-    return path.rpartition("/")[2].startswith("._")
+    return "._" in path and path.rpartition("/")[2].startswith("._")  # of few names, and quick to tell
 
 
 def kind_of(path: str) -> str:
