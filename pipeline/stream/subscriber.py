@@ -160,7 +160,7 @@ class Subscriber:
         count = min(_PULL_MESSAGES, images, max(1, int(size / max(self._mean_bytes, 1.0))))
         answer = self._client.pull(subscription=self._subscription, max_messages=count, timeout=_PULL_SECONDS, retry=None)
         with self._changed:
-            for received in answer.received_messages:
+            for received in type(answer).pb(answer).received_messages:  # its wrapper takes 56 us more a message
                 self._take(received)
             self._changed.notify_all()
 
@@ -176,7 +176,7 @@ class Subscriber:
         self._ack_ids[sent.message_id] = received.ack_id  # it acknowledges all deliveries
         if is_redelivery:
             return
-        message = Message(sent.data, dict(sent.attributes), sent.message_id, sent.publish_time.timestamp())
+        message = Message(sent.data, dict(sent.attributes), sent.message_id, sent.publish_time.ToNanoseconds() / 1e9)
         self._holds[message.message_id] = 1
         self._waiting.append((message, image_count(message)))
         self._part.begin()
