@@ -1,7 +1,6 @@
-"""Packaging: what the pipeline needs to run, and with `dev` what its tests, checks and benchmarks need."""
+"""What the pipeline needs to run, and with its extras; name, version and commands stand in pyproject.toml."""
 
 import os
-from pathlib import Path
 
 from setuptools import find_packages, setup
 
@@ -12,21 +11,48 @@ OF_TENSORFLOW = [
 ]
 WITHOUT_TENSORFLOW = os.environ.get("WITHOUT_TENSORFLOW") == "1"  # for jobs with ONNX files alone; see docs/operations.md
 
+EXTRAS = {
+    "tensorflow": OF_TENSORFLOW,  # part of each installation but of one without TensorFlow
+    "openvino": ["openvino>=2026.4.1,<2027", "onnx>=1.17,<2"],  # another engine for CPUs (--engine openvino)
+    # ONNX files (--engine onnxruntime); on a GPU onnxruntime-gpu instead; onnxconverter-common makes float16 of a file
+    "onnxruntime": ["onnxruntime>=1.23,<2", "onnx>=1.17,<2", "onnxconverter-common>=1.15,<2"],
+    "quantize": ["nncf>=3.4,<3.5", "openvino>=2026.4.1,<2027"],  # an int8 version of a model (detect-objects quantize)
+    "triton": ["tritonclient[grpc]>=2.73,<3"],  # model servers (--engine triton)
+    # opens runs (detect-objects view); MongoDB comes with it, or FIFTYONE_DATABASE_URI names one
+    "fiftyone": ["fiftyone>=1.22,<2"],
+    "heif": ["pillow-heif>=1.1,<2"],  # HEIC and HEIF; its licence is that of the codecs in it (LGPL and GPL)
+    "azure": ["azure-identity>=1.19,<2", "azure-storage-blob>=12.24,<13"],  # images and results on Azure Blob Storage
+    "s3": ["boto3>=1.40,<2"],  # images and results on Amazon S3
+    "video": ["av>=17,<20"],  # frames of videos
+    "voc": ["defusedxml>=0.7,<1"],  # labels as Pascal VOC
+}
+TESTED = ["azure", "heif", "onnxruntime", "openvino", "quantize", "s3", "triton", "video", "voc"]
+# what tests, checks and benchmarks need beside these
+OF_TESTS = [
+    "duckdb>=1.1,<3",  # reads results folders, as users do
+    "gcp-storage-emulator>=2026.7",
+    "hypothesis>=6.100",
+    "import-linter>=2.11",
+    "kubernetes-validate>=1.31",  # the schemas of Kubernetes
+    "labelformat>=0.1.17,<1",  # reads what the pipeline writes for CVAT
+    "mkdocs>=1.6,<2",
+    "mypy>=1.15",
+    "playwright>=1.50,<2",
+    "psutil>=6",
+    "pycocotools>=2.0.8",
+    "pytest>=8",
+    "pytest-randomly>=3.15",
+    "pytest-timeout>=2.3",
+    "pytest-xdist>=3.6",
+    "python-hcl2>=8,<9",
+    "ruff>=0.12",
+    "scikit-learn>=1.5",
+    "sqlglot>=30,<31",  # parses BigQuery's dialect
+    "supervision>=0.31,<1",  # reads labels that the pipeline writes
+    "types-pyyaml",
+]
+
 setup(
-    name="hybrid-detection-pipeline",
-    version="0.1.0",
-    license="Apache-2.0",
-    description="Batch and streaming object detection with Apache Beam and one shared model",
-    classifiers=[
-        "Development Status :: 4 - Beta",
-        "Environment :: Console",
-        "Operating System :: POSIX :: Linux",
-        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(10, 14)),
-        "Topic :: Scientific/Engineering :: Image Recognition",
-    ],
-    long_description=(Path(__file__).parent / "README.md").read_text(encoding="utf-8"),
-    long_description_content_type="text/markdown",
-    python_requires=">=3.10,<3.14",
     packages=[*find_packages(include=["pipeline", "pipeline.*", "models", "models.*"]), "pipeline.configs"],
     package_dir={"pipeline.configs": "configs"},  # beside the code in a checkout, inside it where it is installed
     package_data={
@@ -34,7 +60,6 @@ setup(
         "pipeline.configs": ["*.yaml"],
         "pipeline.report": ["*.css", "*.html"],
     },
-    entry_points={"console_scripts": ["detect-objects = pipeline.__main__:main"]},
     install_requires=[
         "apache-beam[gcp]>=2.77,<2.80; python_version >= '3.11'",
         "apache-beam[gcp]>=2.70,<2.80; python_version < '3.11'",  # newer ones and tfx-bsl want different protobufs there
@@ -57,55 +82,5 @@ setup(
         "tqdm>=4.66,<5",
         "urllib3>=2.2,<3",
     ],
-    extras_require={
-        "tensorflow": OF_TENSORFLOW,  # part of each installation but of one without TensorFlow
-        "openvino": ["openvino>=2026.4.1,<2027", "onnx>=1.17,<2"],  # another engine for CPUs (--engine openvino)
-        # ONNX files (--engine onnxruntime); on a GPU onnxruntime-gpu instead; onnxconverter-common makes float16 of a file
-        "onnxruntime": ["onnxruntime>=1.23,<2", "onnx>=1.17,<2", "onnxconverter-common>=1.15,<2"],
-        "quantize": ["nncf>=3.4,<3.5", "openvino>=2026.4.1,<2027"],  # an int8 version of a model (detect-objects quantize)
-        "triton": ["tritonclient[grpc]>=2.73,<3"],  # model servers (--engine triton)
-        "fiftyone": [
-            "fiftyone>=1.22,<2"
-        ],  # opens runs (detect-objects view); MongoDB comes with it, or FIFTYONE_DATABASE_URI names one
-        "heif": ["pillow-heif>=1.1,<2"],  # HEIC and HEIF; its licence is that of the codecs in it (LGPL and GPL)
-        "azure": ["azure-identity>=1.19,<2", "azure-storage-blob>=12.24,<13"],  # images and results on Azure Blob Storage
-        "s3": ["boto3>=1.40,<2"],  # images and results on Amazon S3
-        "video": ["av>=17,<20"],  # frames of videos
-        "voc": ["defusedxml>=0.7,<1"],  # labels as Pascal VOC
-        "dev": [
-            "av>=17,<20",
-            "defusedxml>=0.7,<1",
-            "duckdb>=1.1,<3",  # reads results folders, as users do
-            "gcp-storage-emulator>=2026.7",
-            "hypothesis>=6.100",
-            "import-linter>=2.11",
-            "kubernetes-validate>=1.31",  # the schemas of Kubernetes
-            "azure-identity>=1.19,<2",
-            "azure-storage-blob>=12.24,<13",
-            "boto3>=1.40,<2",
-            "labelformat>=0.1.17,<1",  # reads what the pipeline writes for CVAT
-            "mkdocs>=1.6,<2",
-            "mypy>=1.15",
-            "nncf>=3.4,<3.5",
-            "onnx>=1.17,<2",
-            "onnxconverter-common>=1.15,<2",
-            "onnxruntime>=1.23,<2",
-            "openvino>=2026.4.1,<2027",
-            "pillow-heif>=1.1,<2",
-            "playwright>=1.50,<2",
-            "psutil>=6",
-            "pycocotools>=2.0.8",
-            "pytest>=8",
-            "pytest-randomly>=3.15",
-            "pytest-timeout>=2.3",
-            "pytest-xdist>=3.6",
-            "python-hcl2>=8,<9",
-            "ruff>=0.12",
-            "scikit-learn>=1.5",
-            "sqlglot>=30,<31",  # parses BigQuery's dialect
-            "supervision>=0.31,<1",  # reads labels that the pipeline writes
-            "types-pyyaml",
-            "tritonclient[grpc]>=2.73,<3",
-        ],
-    },
+    extras_require={**EXTRAS, "dev": sorted({each for name in TESTED for each in EXTRAS[name]}) + OF_TESTS},
 )

@@ -149,7 +149,7 @@ def test_every_class_that_a_page_names_is_one_of_the_code(page):
 
 def test_the_changelog_begins_with_the_version_of_the_package():
     """A release has its heading, with the day."""
-    (version,) = re.findall(r'version="([^"]+)"', (REPO / "setup.py").read_text(encoding="utf-8"))
+    (version,) = re.findall(r'^version = "([^"]+)"', (REPO / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
     headings = re.findall(r"^## (?!Unreleased)(.*)$", (REPO / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert re.fullmatch(rf"{re.escape(version)} - \d{{4}}-\d\d-\d\d", headings[0])
 
