@@ -21,8 +21,8 @@ from pipeline.stream.outgoing import dead_letter_message
 from pipeline.stream.shared import RunSettings
 from tests.conftest import write_bright_image
 from tests.forked_jobs import KILLED, Moment, run_forked
-from tests.launch.test_notify import Webhook
 from tests.listing.test_web import Server, server  # noqa: F401  a fixture
+from tests.monitoring.test_notify import Webhook
 
 CONFIG = """
 beam_options:

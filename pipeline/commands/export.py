@@ -14,11 +14,11 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from pipeline.commands import pictures
 from pipeline.config.dates import days_flag
 from pipeline.config.paths import local_path
 from pipeline.errors import CommandParser, ConfigError, InputError, run_command
 from pipeline.exports.exports import FORMATS, export
+from pipeline.exports.pictures import Pictures, write_pictures
 from pipeline.log_lines import console, plural, say
 from pipeline.results.current import read_results
 from pipeline.results.layout import EXPORTS, results_folder
@@ -53,12 +53,11 @@ def _export(flags: argparse.Namespace) -> int:
         say([f"{plural(done.rows, 'row')} in {', '.join(done.files)}"])
     if _CROPS not in formats:
         return 0
-    images = [f"--images={flags.images}"] if flags.images else []
-    crops = f"--crops={to or f'{output}/{EXPORTS}'}/{_CROPS}"
+    crops = f"{to or f'{output}/{EXPORTS}'}/{_CROPS}"
     rows = read_results(output, wanted)
     if not rows:
         raise InputError(f"{output} holds no row of detections{wanted.flags()}")
-    return pictures.main([crops, *images, "--", output], rows)
+    return 0 if write_pictures(output, rows, Pictures(crops=crops, images=flags.images)) else 1
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -10,58 +10,29 @@ program is in the way, or the disk is full; 2: a wrong input or folder; 130: sto
 from __future__ import annotations
 
 import argparse
-import contextlib
-import itertools
-import os
-import re
-import tempfile
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from math import ceil, floor, inf
+import dataclasses
+from collections.abc import Sequence
+from math import inf
 
-import numpy as np
-from PIL import Image
-
-from models.base.image_uris import video_frame
-from models.base.progress import shown
-from models.evaluate.detection_rows import ImageRow
-from pipeline.config.sections import DetectConfig
-from pipeline.errors import CommandParser, FullError, InputError, OutputError, is_full, run_command
-from pipeline.exports.write_labels import short_name
-from pipeline.failures import Failure
-from pipeline.feed.decode import decode_image
-from pipeline.feed.read_again import Read, reads, refuse_duplicates
-from pipeline.log_lines import console, plural, say
-from pipeline.records import DetectedImage, Detections, ImageRef, identity_hash
-from pipeline.report.annotate import annotate, marked_jpeg
+from pipeline.errors import CommandParser, run_command
+from pipeline.exports.pictures import Pictures, check_places, write_pictures
 from pipeline.results.current import read_rows
-from pipeline.results.layout import MADE_BY
 from pipeline.results.wanted import add_row_flags, wanted_rows
-from pipeline.storage.files import UNFINISHED, write_files
-from pipeline.storage.web import without_query
-
-_THREADS = min(4, os.cpu_count() or 1)
-_AHEAD = 4 * _THREADS  # images in flight
-_MARK_BYTES = 4096  # the mark is in the first bytes of a picture
-_CROP_QUALITY = 95
-_JPEG_SIDE = 65_500  # pixels
-_FAR = 1e9  # pixels; float32 has room for it
-_UNSAFE = re.compile(r'^[.-]|[/\\:*?"<>|]')
-
-_Failure = tuple[str, str]  # reason and message
 
 
-def main(arguments: Sequence[str] | None = None, rows: Sequence[ImageRow] | None = None) -> int:
-    """Runs the command and returns its exit code.
-
-    Args:
-      arguments: Its command line.
-      rows: The rows; default: those at the path that the command line names.
-    """
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
     args = make_parser().parse_args(arguments)
     stopped = "stopped; the pictures that are there are complete"
-    return run_command(lambda: _draw(args, rows), "no picture is written", stopped, failed_code=2)
+    return run_command(lambda: _write(args), "no picture is written", stopped, failed_code=2)
+
+
+def _write(args: argparse.Namespace) -> int:
+    names = {field.name for field in dataclasses.fields(Pictures)}
+    given = {name: value for name, value in vars(args).items() if name in names and value is not None}
+    pictures = Pictures(**{**given, "classes": tuple(args.classes or ())})
+    check_places(pictures)
+    return 0 if write_pictures(args.detections, read_rows(args.detections, wanted_rows(args)), pictures) else 1
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -77,7 +48,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--class", dest="classes", action="append", metavar="NAME", help="only objects of this class; may be given several times")
     add_row_flags(parser)
     add("--images", metavar="FOLDER", help="where the images are now (default: as the rows name them)")
-    most = DetectConfig().max_megapixels
+    most = Pictures().max_megapixels
     add("--max-megapixels", type=_number, default=most, metavar="N", help="refuse larger images (default: %(default)g)")
     return parser
 
@@ -90,177 +61,3 @@ def _number(text: str) -> float:
 
 
 _number.__name__ = "number from 0 on"  # for argparse's message
-
-
-def _draw(args: argparse.Namespace, given: Sequence[ImageRow] | None) -> int:
-    folders = [folder for folder in (args.annotate, args.crops) if folder]
-    if not folders:
-        raise InputError("nothing to write: give --annotate FOLDER, --crops FOLDER, or both")
-    if remote := next((folder for folder in folders if "://" in folder), ""):
-        raise OutputError(f"{remote} is not a local folder: write here, then copy (for Cloud Storage: gcloud storage cp -r)")
-    rows = _wanted(args, read_rows(args.detections, wanted_rows(args)) if given is None else given)
-    names = picture_names(row.uri for row in rows)
-    counts, failures, staging = Counter(images=len(rows)), [], {}
-    try:
-        with contextlib.ExitStack() as stack:
-            for folder in folders:
-                os.makedirs(folder, exist_ok=True)
-                staging[folder] = stack.enter_context(tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder))
-            pool = stack.enter_context(ThreadPoolExecutor(_THREADS, "pictures"))
-            images = shown(reads(rows, args.images or ""), "writing pictures of", "images", len(rows))
-            while ahead := list(itertools.islice(images, _AHEAD)):
-                for made in pool.map(lambda image: _write_pictures(args, names[image[0].uri], staging, *image), ahead):
-                    if isinstance(made, Counter):
-                        counts += made
-                    else:
-                        failures.append(made)
-    except OSError as err:  # of writing; an image that cannot be read is a failure
-        if is_full(err):
-            raise FullError.of(err, " and ".join(folders)) from err
-        raise OutputError(f"{' and '.join(folders)}: expected a folder that can be written, but: {err}") from err
-    return _report(args, counts, failures)
-
-
-def _wanted(args: argparse.Namespace, rows: Sequence[ImageRow]) -> list[ImageRow]:
-    """The rows whose images are needed."""
-    if not all(row.uri for row in rows):
-        raise InputError(f"{args.detections} has no names of images, only ids: COCO results need images.json in the same folder")
-    refuse_duplicates(rows)
-    known = {_label(row, place) for row in rows for place in range(len(row.scores))} if args.classes else set()
-    if unknown := {*(args.classes or ())} - known:
-        raise InputError(f"no object has the class {min(unknown)!r}; classes are {', '.join(sorted(known)[:20]) or 'none'}")
-    return [row for row in rows if args.annotate or _kept(args, row)]
-
-
-def _kept(args: argparse.Namespace, row: ImageRow) -> list[int]:
-    """The places of the wanted objects in a row, the most confident first."""
-    places = [place for place in np.argsort(-row.scores, kind="stable").tolist() if row.scores[place] >= args.min_confidence]
-    return [place for place in places if not args.classes or _label(row, place) in args.classes]
-
-
-def _label(row: ImageRow, place: int) -> str:
-    return row.class_names[place] or f"class_{row.class_ids[place]}"
-
-
-def _write_pictures(
-    args: argparse.Namespace, name: str, staging: Mapping[str, str], row: ImageRow, read: Read
-) -> Counter[str] | _Failure:
-    """Writes the pictures of one image; returns how many, or why there are none."""
-    content = read()
-    decoded = content if isinstance(content, Failure) else decode_image(content, args.max_megapixels * 1e6)
-    if isinstance(decoded, Failure):
-        return decoded.reason, decoded.message
-    pixels = decoded.pixels
-    height, width = pixels.shape[:2]
-    has = f"{without_query(row.uri)} has {width} x {height} pixels"
-    if row.width and (row.width, row.height) != (width, height):
-        return "changed", f"{has}, its row {row.width} x {row.height}"
-    if max(width, height) > _JPEG_SIDE:
-        return "too_large", f"{has}; a JPEG has at most {_JPEG_SIDE}"
-    kept, counts = _kept(args, row), Counter[str]()
-    pictures: dict[str, dict[str, bytes]] = {}
-    if args.crops:
-        pictures["crops"] = dict(_crops(row, kept, name, pixels, args.margin))
-        counts["outside"] = len(kept) - len(pictures["crops"])
-    if args.annotate:
-        pictures["annotate"] = {f"{name}.jpg": annotate(_detected(row, kept, (width, height)), pixels)}
-    for kind, contents in pictures.items():
-        folder = getattr(args, kind)
-        paths = {os.path.join(folder, path): content for path, content in contents.items()}
-        free = {path: content for path, content in paths.items() if _may_be_written(path)}
-        write_files(free, staging[folder])
-        counts[kind] += len(free)
-        counts["in_the_way"] += len(contents) - len(free)
-    return counts
-
-
-def _crops(row: ImageRow, kept: Iterable[int], name: str, pixels: np.ndarray, margin: float) -> Iterator[tuple[str, bytes]]:
-    for place in kept:
-        if region := region_of(row.boxes_xyxy[place], pixels.shape[1::-1], margin):
-            x0, y0, x1, y1 = region
-            confidence = min(max(row.scores[place], 0.0), 1.0)
-            path = f"{safe_name(_label(row, place))}/{name}-{place + 1}-{confidence:.2f}.jpg"
-            yield path, marked_jpeg(Image.fromarray(pixels[y0:y1, x0:x1]), _CROP_QUALITY)
-
-
-def region_of(box_xyxy: np.ndarray, image_wh: tuple[int, int], margin: float = 0.0) -> tuple[int, int, int, int] | None:
-    """The pixels of a box that lie in the image, xyxy and half-open; None if there are none.
-
-    Args:
-      box_xyxy: `(4,)`, pixels.
-      image_wh: Width and height, pixels.
-      margin: What to add on each side, as a share of the part of the box that lies in the image.
-
-    >>> region_of(np.array([10.2, 10, 30, 99]), (100, 50)), region_of(np.array([10, 10, 30, 30]), (100, 50), margin=0.1)
-    ((10, 10, 30, 50), (8, 8, 32, 32))
-    """
-    x0, y0, x1, y1 = np.clip(box_xyxy, 0, [*image_wh, *image_wh]).tolist()
-    if x0 >= x1 or y0 >= y1:
-        return None
-    dx, dy = margin * (x1 - x0), margin * (y1 - y0)
-    width, height = image_wh
-    return max(0, floor(x0 - dx)), max(0, floor(y0 - dy)), min(width, ceil(x1 + dx)), min(height, ceil(y1 + dy))
-
-
-def picture_names(uris: Iterable[str]) -> dict[str, str]:
-    """A name without an ending for each image, safe as a file's; images whose names are alike get a hash of their URI.
-
-    >>> list(picture_names(["a/1.jpg", "a/../..", "b/x.png", "c/X.jpg"]).values())
-    ['1', '_.', 'x~2b6c8c034209632e', 'X~bf87598b87fbdd40']
-    """
-    names = {uri: safe_name(_stem(without_query(uri).rpartition("/")[2])) for uri in uris}
-    times = Counter(name.casefold() for name in names.values())
-    alike = {uri for uri, name in names.items() if times[name.casefold()] > 1 or "~" in name}
-    return {uri: f"{name}~{identity_hash(uri):016x}" if uri in alike else name for uri, name in names.items()}
-
-
-def _stem(name: str) -> str:
-    """A name without its ending; that of a frame has its time.
-
-    >>> _stem("a.b.jpg"), _stem("clip.mp4#t=12.480")
-    ('a.b', 'clip-12.480')
-    """
-    video = (video_frame(name) or [name])[0]
-    return os.path.splitext(video)[0] + name[len(video) :].replace("#t=", "-")
-
-
-def safe_name(name: str) -> str:
-    """A name of one file in one folder, without what a shell, a terminal or another system takes for something else."""
-    return short_name(_UNSAFE.sub("_", "".join(c if c.isprintable() else "_" for c in name)) or "_")
-
-
-def _detected(row: ImageRow, kept: list[int], image_wh: tuple[int, int]) -> DetectedImage:
-    found = Detections(
-        np.clip(row.boxes_xyxy[kept], -_FAR, _FAR).astype(np.float32),
-        np.array([row.class_ids[place] % 2**31 for place in kept], np.int32),
-        np.clip(row.scores[kept], 0, 1).astype(np.float32),
-        tuple(_label(row, place) for place in kept),
-    )
-    return DetectedImage(ImageRef(row.uri), *image_wh, "", "", found)
-
-
-def _may_be_written(path: str) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return MADE_BY in file.read(_MARK_BYTES)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-
-
-def _report(args: argparse.Namespace, counts: Counter[str], failures: Sequence[_Failure]) -> int:
-    for reason, message in dict(reversed(failures)).items():  # the first message of each reason
-        console.warning("%s: %s", reason, message)
-    unread = Counter(reason for reason, _ in failures)
-    reasons = ", ".join(f"{reason} {times}" for reason, times in unread.most_common())
-    parts = {
-        plural(counts["images"], "image"): True,
-        f"{counts['annotate']} annotated in {args.annotate}": args.annotate,
-        f"{plural(counts['crops'], 'crop')} in {args.crops}": args.crops,
-        f"{len(failures)} could not be read ({reasons})": failures,
-        f"{plural(counts['outside'], 'box', 'boxes')} outside of the image or without area": counts["outside"],
-        f"{counts['in_the_way']} not written, as files of other programs have their names": counts["in_the_way"],
-    }
-    say(["; ".join(part for part, is_shown in parts.items() if is_shown)])
-    return 1 if failures or counts["in_the_way"] else 0

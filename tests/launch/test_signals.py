@@ -14,7 +14,7 @@ import pytest
 
 from tests.forked_jobs import Moment
 from tests.launch.jobs import files_of, write_images
-from tests.launch.test_notify import Webhook
+from tests.monitoring.test_notify import Webhook
 from tests.processes import running
 from tests.shard_rows import rows_in
 from tests.streaming_job import CONFIG, StreamingJob

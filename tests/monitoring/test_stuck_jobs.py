@@ -17,8 +17,8 @@ from tests.conftest import REPO
 from tests.forked_jobs import Moment, run_forked
 from tests.launch.jobs import rows_by_name, write_images
 from tests.launch.test_elsewhere import TWO_PROCESSES
-from tests.launch.test_notify import Webhook
 from tests.monitoring.prometheus import port_of, samples_of
+from tests.monitoring.test_notify import Webhook
 from tests.processes import running, wait_until
 from tests.shard_rows import rows_in
 from tests.streaming_job import StreamingJob
