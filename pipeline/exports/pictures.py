@@ -33,7 +33,7 @@ from pipeline.storage.files import UNFINISHED, write_files
 from pipeline.storage.web import without_query
 
 _THREADS = min(4, os.cpu_count() or 1)
-_AHEAD = 4 * _THREADS  # images in flight
+AHEAD = 4 * _THREADS  # images in flight
 _MARK_BYTES = 4096  # the mark is in the first bytes of a picture
 _CROP_QUALITY = 95
 _JPEG_SIDE = 65_500  # pixels
@@ -99,7 +99,7 @@ def write_pictures(source: str, given: Sequence[ImageRow], pictures: Pictures) -
                 staging[folder] = stack.enter_context(tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder))
             pool = stack.enter_context(ThreadPoolExecutor(_THREADS, "pictures"))
             images = shown(reads(rows, pictures.images), "writing pictures of", "images", len(rows))
-            while ahead := list(itertools.islice(images, _AHEAD)):
+            while ahead := list(itertools.islice(images, AHEAD)):
                 for made in pool.map(lambda image: _write_pictures(pictures, names[image[0].uri], staging, *image), ahead):
                     if isinstance(made, Counter):
                         counts += made

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from pipeline.commands import pictures
+from pipeline.exports.pictures import AHEAD, picture_names
 from pipeline.feed import read_again as again
 from pipeline.feed.decode import decode_image
 from tests.forked_jobs import Moment, run_forked
@@ -195,9 +196,9 @@ def test_images_of_one_name_have_pictures_of_their_own_whatever_their_order(tmp_
     assert len(files_of(tmp_path / "cut")) == 4
     assert made(rows_of(tmp_path, *rows[::-1]), "--annotate", tmp_path / "again") == 0
     assert files_of(tmp_path / "again") == names
-    first = pictures.picture_names(["x/1.jpg", "y/1.jpg"])
+    first = picture_names(["x/1.jpg", "y/1.jpg"])
     crafted = f"z/{first['y/1.jpg']}.jpg"  # looks like another image with its hash
-    assert len({*pictures.picture_names(["x/1.jpg", "y/1.jpg", crafted]).values()}) == 3
+    assert len({*picture_names(["x/1.jpg", "y/1.jpg", crafted]).values()}) == 3
 
 
 HOSTILE = ["..", "../../up", "/etc/x", "a\0b", "\x1b[2J", "", ".hidden", "-rf", "é" * 300, "猫", "\udc80", "CON|<>", "~", "a/.."]
@@ -212,7 +213,7 @@ def test_no_name_of_a_class_or_an_image_leads_out_of_the_folder(tmp_path, name):
     assert {path.name for path in tmp_path.iterdir()} == {"a.jpg", "rows.jsonl", "to"}
     ((folder, file),) = (each.split("/") for each in files_of(tmp_path / "to/cut"))
     assert file == "a-1-0.90.jpg"
-    plain = pictures.picture_names([f"folder/{name}", f"{name}/x.jpg", f"a.zip#{name}", name])
+    plain = picture_names([f"folder/{name}", f"{name}/x.jpg", f"a.zip#{name}", name])
     for each in (folder, *plain.values()):
         assert each.isprintable() and "/" not in each and each[0] not in ".-" and len(each.encode()) < 236
     assert len({*plain.values()}) == len(plain)
@@ -277,7 +278,7 @@ def test_few_images_are_in_hand_at_a_time(many, monkeypatch):
     monkeypatch.setattr(again, "images_in", counted_read)
     assert made(rows, "--annotate", folder / "drawn") == 0
     assert len(files_of(folder / "drawn")) == 60
-    assert max(in_hand) <= pictures._AHEAD <= 16
+    assert max(in_hand) <= AHEAD <= 16
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
