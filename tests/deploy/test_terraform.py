@@ -41,7 +41,7 @@ RESOURCES = blocks("resource")
 
 @pytest.mark.skipif(not shutil.which("terraform"), reason="terraform is not installed")
 def test_it_is_formatted_as_terraform_does():
-    done = subprocess.run(["terraform", "fmt", "-check", "-diff", FOLDER], capture_output=True, text=True, check=False)
+    done = subprocess.run(["terraform", "fmt", "-check", "-diff"], cwd=FOLDER, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
