@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,9 +13,12 @@ from pipeline.records import row_bytes
 from pipeline.results.current import current_rows
 from pipeline.stats.job_stats import JobStats
 from tests.conftest import REPO, without_stamps
+from tests.detect.versioned_models import DIES_AFTER, TOY, write_version
 from tests.flink.cluster import TASKMANAGER_NAMES, FlinkCluster, job_flags
-from tests.launch.jobs import rows_written
+from tests.launch.jobs import rows_by_name, rows_written, write_images
+from tests.launch.test_sick_device import NAMES, SAID
 from tests.processes import running, wait_until
+from tests.shard_rows import rows_in
 
 IMAGES = 2400
 _OF_PREFIX = 800
@@ -104,3 +108,17 @@ def test_the_names_of_one_flat_prefix_are_spread_over_both_machines(flink: Flink
         groups[vertex["name"]] = [each["metrics"]["read-records"] for each in machines]
     detecting = [taken for name, taken in groups.items() if "OpenContainers" in name or "DetectObjects" in name]
     assert any(len(taken) == len(TASKMANAGER_NAMES) and min(taken) > 1 for taken in detecting), groups
+
+
+def test_a_device_that_dies_on_a_machine_ends_the_command_with_its_exit_code_and_blames_no_image(flink: FlinkCluster, tmp_path):
+    """The launcher ends the job, which Flink would restart on the same device."""
+    write_images(tmp_path / "in", *NAMES)
+    write_version(tmp_path / "detector", 7)
+    command = [sys.executable, "-m", "pipeline.run", "--config", "configs/batch_gcs_flink.yaml", f"--model={tmp_path}/detector"]
+    command += [f"--engine={TOY}", f"--input={tmp_path}/in", f"--output={tmp_path}/there", "--parallelism=2"]
+    sick = [*command, *job_flags(flink, **{DIES_AFTER: "60"})]
+    done = subprocess.run(sick, cwd=REPO, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 5 and SAID in done.stderr, done.stderr
+    assert rows_in(str(tmp_path / "there"), "dead_letters") == []
+    done = subprocess.run([*command, *job_flags(flink)], cwd=REPO, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0 and rows_by_name(tmp_path / "there") == NAMES, done.stderr

@@ -1,11 +1,13 @@
 """Jobs on Flink whose launcher dies as soon as they are submitted: they end as they would with it, and anybody can watch them."""
 
+import contextlib
 import json
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 from tests.conftest import REPO, without_stamps
 from tests.flink.cluster import FlinkCluster, job_flags
@@ -13,7 +15,7 @@ from tests.flink.test_batch import IMAGES, current, job_in
 from tests.flink.test_streaming import CONFIG, RECOVERY_SECONDS, Stream, eventually
 from tests.launch.jobs import rows_written
 from tests.processes import running, wait_until
-from tests.streaming_job import StreamingJob
+from tests.streaming_job import CuttableProxy, StreamingJob
 
 # the command line, with a line of progress every 0.2 s
 VIEWER = """
@@ -22,6 +24,15 @@ from pipeline import run
 from pipeline.stats import progress
 
 progress._LINE_SECONDS = 0.2
+sys.exit(run.main(sys.argv[1:]))
+"""
+# the command line, of a launcher that waits a second for Flink instead of a minute
+IMPATIENT = """
+import sys
+from pipeline import run
+from pipeline.launch import flink
+
+flink._UNREACHABLE_SECONDS = 1.0
 sys.exit(run.main(sys.argv[1:]))
 """
 BROKEN = 3
@@ -74,6 +85,34 @@ def test_a_batch_job_whose_launcher_is_killed_ends_complete_and_whoever_attaches
     assert not [*there.glob(".staging-*")]
     after = subprocess.run([*command, "--max-dead-share=1"], cwd=REPO, capture_output=True, text=True, timeout=300, check=False)
     assert after.returncode == 0 and "nothing is new" in after.stdout, after.stderr
+
+
+def test_a_lost_network_changes_nothing_of_the_job(flink: FlinkCluster, tmp_path):
+    """A launcher for which Flink is away for too long ends; one who waits gets the job's code."""
+    rest, job_server = (CuttableProxy(place.removeprefix("http://")) for place in (flink.rest, flink.job_endpoint))
+    through = SimpleNamespace(rest=f"http://{rest.host}", job_endpoint=job_server.host)
+    (_, _, _, *arguments), there = job_in(tmp_path, through), tmp_path / "there"
+    (tmp_path / "in" / "broken.jpg").touch()
+    how = {"cwd": REPO, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    command = [sys.executable, "-c", IMPATIENT, *arguments, "--max-dead-share=0"]
+    with running(command, **how) as job, contextlib.ExitStack() as stack:
+        wait_until(lambda: submitted(there), lambda: "", job)
+        viewer = stack.enter_context(running(attach(submitted(there), "--output", there), **how))
+        shown = iter(viewer.stdout.readline, "")
+        assert any(" of " in line and "images" in line for line in shown), "it watches"
+        rest.cut()
+        job_server.cut()
+        before = rows_written(there)
+        assert before < IMAGES
+        said, _ = job.communicate(timeout=300)
+        assert job.returncode == 1 and "Flink is out of reach" in said, said
+        wait_until(lambda: rows_written(there) > before, lambda: "no more rows")
+        assert viewer.poll() is None
+        rest.recover()
+        job_server.recover()
+        rest_of_it = viewer.communicate(timeout=300)[0]
+        assert viewer.returncode == 4, rest_of_it
+    assert f"{IMAGES} detected, 1 dead, 0 skipped" in rest_of_it and len(current(there)) == IMAGES
 
 
 def test_a_stream_whose_launcher_is_killed_keeps_its_reports_and_whoever_attaches_sees_its_end(
