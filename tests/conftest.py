@@ -110,6 +110,18 @@ def bright_letterbox_model(tmp_path_factory) -> str:
     return export_bright_model(tmp_path_factory.mktemp("models") / "letterbox" / "3", resize="letterbox")
 
 
+@pytest.fixture
+def out(tmp_path):
+    """The results folder of `arguments`."""
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def arguments(tmp_path, bright_model, out) -> list:
+    """The arguments of a job over the images in the folder `in`."""
+    return ["--input", tmp_path / "in", "--output", out, "--model", bright_model]
+
+
 @pytest.fixture(scope="session")
 def bright_png(tmp_path_factory) -> bytes:
     """An image in which the bright models find one object."""

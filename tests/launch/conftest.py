@@ -9,18 +9,6 @@ from tests.dataflow_service import BATCH, CLOUD, STREAMING, running_dataflow_ser
 
 
 @pytest.fixture
-def out(tmp_path):
-    """The results folder of `arguments`."""
-    return tmp_path / "out"
-
-
-@pytest.fixture
-def arguments(tmp_path, bright_model, out) -> list:
-    """The arguments of a job over the images in the folder `in`."""
-    return ["--input", tmp_path / "in", "--output", out, "--model", bright_model]
-
-
-@pytest.fixture
 def job(tmp_path, monkeypatch, bright_model, capfd):
     """Runs a job with output `out` in the current folder, and returns its counts of images, which add up."""
     monkeypatch.chdir(tmp_path)
