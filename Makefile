@@ -53,7 +53,7 @@ TESTS ?= tests
 test-matrix: $(READY) $(PRISM) $(FAKE_GCS) $(S3_SERVER) $(AZURITE) ## Pass the same contracts on other stores, runners, engines and moments, and what takes long (in TESTS)
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) -m matrix $(TESTS)
 
-test-all: ultralytics test test-matrix mutants test-flink test-spark ## Pass all tests; forty minutes
+test-all: ultralytics test test-matrix mutants test-flink test-spark ## Pass all tests; an hour
 
 mutants: $(READY) ## Defects, each of which a named test must find
 	$(BIN)/python -m tests.mutants
@@ -61,7 +61,7 @@ mutants: $(READY) ## Defects, each of which a named test must find
 test-fast: $(READY) ## Pass the tests that need neither whole jobs nor emulators, for the inner loop
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) -m "not slow"
 
-test-flink: $(READY) flink ## Pass the tests that need a Flink cluster, TaskManagers killed among them; ten minutes
+test-flink: $(READY) flink ## Pass the tests that need a Flink cluster, TaskManagers killed among them; a quarter of an hour
 	$(BIN)/python -m pytest --override-ini addopts='-ra --strict-markers' --timeout 600 tests/flink
 
 test-spark: $(READY) spark $(BOOT) ## Pass the tests that need Spark: a batch job on it, in the image's entry point, too; two minutes
