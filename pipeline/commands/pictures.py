@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from math import inf
 
 from pipeline.errors import CommandParser, run_command
-from pipeline.exports.pictures import Pictures, check_places, write_pictures
+from pipeline.exports.pictures import Pictures, folders_of, write_pictures
 from pipeline.results.current import read_rows
 from pipeline.results.wanted import add_row_flags, wanted_rows
 
@@ -31,7 +31,7 @@ def _write(args: argparse.Namespace) -> int:
     names = {field.name for field in dataclasses.fields(Pictures)}
     given = {name: value for name, value in vars(args).items() if name in names and value is not None}
     pictures = Pictures(**{**given, "classes": tuple(args.classes or ())})
-    check_places(pictures)
+    folders_of(pictures)  # before rows are read
     return 0 if write_pictures(args.detections, read_rows(args.detections, wanted_rows(args)), pictures) else 1
 
 

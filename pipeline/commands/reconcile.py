@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import posixpath
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -123,7 +122,3 @@ def _table(counts: Counter[str], examples: Examples) -> Iterator[str]:
 def _is_incomplete(counts: Counter[str]) -> bool:
     """Whether the job would find something new."""
     return bool(counts["missing"] or counts["stale"])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

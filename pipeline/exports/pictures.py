@@ -66,13 +66,14 @@ class Pictures:
     max_megapixels: float = DetectConfig().max_megapixels
 
 
-def check_places(pictures: Pictures) -> None:
-    """Raises `InputError` or `OutputError` if no folder is given, or one that is not local."""
+def folders_of(pictures: Pictures) -> list[str]:
+    """The folders that pictures are written to; raises `InputError` if there is none, `OutputError` if one is not local."""
     folders = [folder for folder in (pictures.annotate, pictures.crops) if folder]
     if not folders:
         raise InputError("nothing to write: give --annotate FOLDER, --crops FOLDER, or both")
     if remote := next((folder for folder in folders if "://" in folder), ""):
         raise OutputError(f"{remote} is not a local folder: write here, then copy (for Cloud Storage: gcloud storage cp -r)")
+    return folders
 
 
 def write_pictures(source: str, given: Sequence[ImageRow], pictures: Pictures) -> bool:
@@ -87,8 +88,7 @@ def write_pictures(source: str, given: Sequence[ImageRow], pictures: Pictures) -
       InputError: The rows name no images, one of them twice, or no object has a class.
       OutputError: A folder cannot be written; or FullError, its disk is full.
     """
-    check_places(pictures)
-    folders = [folder for folder in (pictures.annotate, pictures.crops) if folder]
+    folders = folders_of(pictures)
     rows = _wanted(source, pictures, given)
     names = picture_names(row.uri for row in rows)
     counts, failures, staging = Counter(images=len(rows)), [], {}
