@@ -25,14 +25,19 @@ _OF_PREFIX = 800
 SCENES = sorted((REPO / "models" / "digits" / "samples").glob("scene_*.jpg"))
 
 
+def command_on(flink: FlinkCluster, *flags: object, **environment: str) -> list[object]:
+    """The command of a batch job on a cluster, whose workers have these variables."""
+    config = "configs/batch_gcs_flink.yaml"
+    return [sys.executable, "-m", "pipeline.run", "--config", config, *job_flags(flink, **environment), *flags]
+
+
 def job_in(folder: Path, flink: FlinkCluster) -> list[object]:
     """The command of a job over `in` in a folder, which it makes, into `there`."""
     (folder / "in").mkdir()
     for number in range(IMAGES):
         os.link(SCENES[number % len(SCENES)], folder / "in" / f"{number:04d}.jpg")
-    command = [sys.executable, "-m", "pipeline.run", "--config", "configs/batch_gcs_flink.yaml", *job_flags(flink)]
-    command += [f"--input={folder}/in", f"--output={folder}/there"]
-    return [*command, "--model=digits", "--parallelism=4", "--shard-seconds=1"]
+    places = [f"--input={folder}/in", f"--output={folder}/there"]
+    return command_on(flink, *places, "--model=digits", "--parallelism=4", "--shard-seconds=1")
 
 
 def current(output: Path) -> list[dict]:
@@ -95,9 +100,8 @@ def test_the_names_of_one_flat_prefix_are_spread_over_both_machines(flink: Flink
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(upload, range(_OF_PREFIX)))
-    flags = job_flags(flink, STORAGE_EMULATOR_HOST=os.environ["STORAGE_EMULATOR_HOST"])
-    command = [sys.executable, "-m", "pipeline.run", "--config", "configs/batch_gcs_flink.yaml", *flags, "--model=digits"]
-    command += [f"--input=gs://{bucket.name}/in/", f"--output={there}", "--parallelism=4", "--shard-seconds=1"]
+    flags = [f"--input=gs://{bucket.name}/in/", f"--output={there}", "--model=digits", "--parallelism=4", "--shard-seconds=1"]
+    command = command_on(flink, *flags, STORAGE_EMULATOR_HOST=os.environ["STORAGE_EMULATOR_HOST"])
     with printed.open("wb") as log, running(command, cwd=REPO, stdout=log, stderr=log) as job:
         assert job.wait(timeout=300) == 0, printed.read_text()
     assert len(current(there)) == _OF_PREFIX
@@ -114,11 +118,10 @@ def test_a_device_that_dies_on_a_machine_ends_the_command_with_its_exit_code_and
     """The launcher ends the job, which Flink would restart on the same device."""
     write_images(tmp_path / "in", *NAMES)
     write_version(tmp_path / "detector", 7)
-    command = [sys.executable, "-m", "pipeline.run", "--config", "configs/batch_gcs_flink.yaml", f"--model={tmp_path}/detector"]
-    command += [f"--engine={TOY}", f"--input={tmp_path}/in", f"--output={tmp_path}/there", "--parallelism=2"]
-    sick = [*command, *job_flags(flink, **{DIES_AFTER: "60"})]
+    flags = [f"--model={tmp_path}/detector", f"--engine={TOY}", f"--input={tmp_path}/in", f"--output={tmp_path}/there"]
+    sick, sound = (command_on(flink, *flags, "--parallelism=2", **more) for more in ({DIES_AFTER: "60"}, {}))
     done = subprocess.run(sick, cwd=REPO, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 5 and SAID in done.stderr, done.stderr
     assert rows_in(str(tmp_path / "there"), "dead_letters") == []
-    done = subprocess.run([*command, *job_flags(flink)], cwd=REPO, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(sound, cwd=REPO, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0 and rows_by_name(tmp_path / "there") == NAMES, done.stderr
