@@ -24,7 +24,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from pipeline.launch.prism import WITH_PARENT, end_process
+from pipeline.runners.prism import WITH_PARENT, end_process
 from tests.processes import served, wait_until
 
 _STARTS = 3  # of a server whose port somebody else has taken meanwhile

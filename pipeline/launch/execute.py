@@ -25,12 +25,12 @@ from pipeline.detect.load_detector import detector_in_use
 from pipeline.errors import DONE, STOPPED, ConfigError, GoesOnError, InputError, RunnerError, UserError
 from pipeline.launch.finalize import failed, finished_by_signals, last_line, stopped_by_signals, submitting
 from pipeline.launch.options import Job
-from pipeline.launch.runners import RUNNERS, Runner, runner_named
 from pipeline.log_lines import bind_run_id, console, say
 from pipeline.monitoring.monitor import monitored
 from pipeline.outcome.conclude import CANARY_SECONDS, Conclusion
 from pipeline.outcome.outcome import Launched, Outcome, launched_of, outcome_of
 from pipeline.results.run_folder import Run
+from pipeline.runners.table import RUNNERS, Runner, runner_named
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.process import PROCESS
 from pipeline.stats.summary import RunFacts

@@ -16,7 +16,7 @@ from pipeline.beam_internals import end_bundles_promptly
 from pipeline.config import BUNDLED, Config, settings
 from pipeline.config.mistakes import near_flag
 from pipeline.errors import AwayError, ConfigError, RunnerError
-from pipeline.launch.runners import RUNNERS, Runner, runner_named
+from pipeline.runners.table import RUNNERS, Runner, runner_named
 from pipeline.secrets import without_secrets
 from pipeline.stats.summary import RunFacts
 

@@ -22,12 +22,12 @@ from pipeline.launch.execute import Elsewhere, Here, execute, place_of
 from pipeline.launch.finalize import stopped_by_signals
 from pipeline.launch.loading import is_elsewhere, load_detector, model_known, tried_here
 from pipeline.launch.options import Job, checked_job
-from pipeline.launch.runners import RUNNERS, runner_named
 from pipeline.log_lines import bind_run_id, say
 from pipeline.outcome.conclude import Conclusion
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import check_output
 from pipeline.results.run_folder import Run
+from pipeline.runners.table import RUNNERS, runner_named
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.progress import in_background
 from pipeline.stats.worker_reports import WorkerContext

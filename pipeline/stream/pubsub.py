@@ -23,7 +23,7 @@ from pipeline.stream.delayed_acks import DelayedAcks
 from pipeline.stream.messages import Message
 from pipeline.stream.shared import RunSettings, StreamStep
 
-# the in-memory runner has both in each of its bundles, and then two bundles side by side (`launch/in_memory.py`)
+# the in-memory runner has both in each of its bundles, and then two bundles side by side (`runners/in_memory.py`)
 _POLLERS = 2  # while one's images are detected and published, another's are read; and a huge request holds up one of them only
 _STEP_BACK_SECONDS = 2.0
 _IDLE_SECONDS = 0.5

@@ -41,12 +41,12 @@ from pipeline.config import DetectConfig, ReadConfig, WriteConfig
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.detect_objects import DetectObjects
 from pipeline.detect.loaded_model import LoadedModel
-from pipeline.launch.in_memory import InMemoryRunner
 from pipeline.limits import available_cpus
 from pipeline.listing.read_images import ReadImages
 from pipeline.outcome.write_shards import Results, WriteShards
 from pipeline.results.completion import RowVersion
 from pipeline.results.run_folder import Run
+from pipeline.runners.in_memory import InMemoryRunner
 from tests.benchmarks.free_engine import BOXES, HW, METADATA, OBJECTS, FreeEngine
 from tests.benchmarks.results import table
 from tests.emulator_fixtures import new_bucket

@@ -23,11 +23,11 @@ from pipeline.detect.batcher import Batcher
 from pipeline.detect.detect_objects import DetectObjects
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.feed.tiles import Tiles, cut_up
-from pipeline.launch.in_memory import InMemoryRunner
 from pipeline.listing.read_images import ReadImages
 from pipeline.outcome.write_shards import Results, WriteShards
 from pipeline.results.completion import RowVersion
 from pipeline.results.run_folder import Run
+from pipeline.runners.in_memory import InMemoryRunner
 from tests.benchmarks.feeding import ENGINE, make_images
 from tests.benchmarks.results import machine
 

@@ -30,7 +30,7 @@ sys.exit(run.main(sys.argv[1:]))
 IMPATIENT = """
 import sys
 from pipeline import run
-from pipeline.launch import flink
+from pipeline.runners import flink
 
 flink._UNREACHABLE_SECONDS = 1.0
 sys.exit(run.main(sys.argv[1:]))

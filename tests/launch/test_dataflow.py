@@ -13,7 +13,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_runner_api_pb2
 
 from pipeline import run, software
-from pipeline.launch import dataflow as dataflow_launch
+from pipeline.runners import dataflow as dataflow_launch
 from tests.conftest import REPO
 from tests.dataflow_service import BATCH, CLOUD, STREAMING
 from tests.processes import in_thread

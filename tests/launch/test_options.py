@@ -1,22 +1,12 @@
-"""One table says what a runner can do: each row as a user meets it, and what of a command line reaches Beam."""
+"""What a runner cannot do or lacks, as a user meets it, and what of a command line reaches Beam."""
 
-import os
-import platform
-import shutil
 import socket
-import zipfile
 
-import apache_beam as beam
 import pytest
-from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.runners.portability.prism_runner import PrismJobServer
 
 from pipeline.config import load_config
 from pipeline.errors import ConfigError
 from pipeline.launch import options
-from pipeline.launch.prism import prism_binary
-from pipeline.launch.runners import RUNNERS, runner_named
-from tests.fixtures import REPO
 from tests.launch.jobs import write_images
 
 TOPIC = "projects/p-of-test/topics/t01"
@@ -95,39 +85,3 @@ def test_what_a_config_switches_on_or_off_reaches_beam(given):
 def test_what_beam_would_not_notice_in_a_config_is_an_error(given, expected):
     with pytest.raises(ConfigError, match=expected):
         options.beam_options(load_config([], {"input": ["a"], "beam_options": given}), [])
-
-
-def test_prism_is_that_of_beams_release(tmp_path, monkeypatch):
-    """Neither the oldest one in Beam's cache nor what lies in the current folder."""
-    for name in (f"v{beam.__version__}", "v2.70.0", "v99.0.0"):
-        url = PrismJobServer(PipelineOptions([])).construct_download_url(name, platform.system(), platform.machine())
-        archive = tmp_path / "cache" / os.path.basename(url)
-        binary = archive.with_suffix("")
-        binary.parent.mkdir(exist_ok=True)
-        binary.write_text("#!/bin/sh\n")
-        binary.chmod(0o755)
-        with zipfile.ZipFile(archive, "w") as file:
-            file.write(binary, binary.name)
-    (tmp_path / ".tools").mkdir()
-    shutil.copy(binary, tmp_path / ".tools" / "prism")
-    monkeypatch.chdir(tmp_path)
-    for variable in ("PATH", "HOME"):
-        monkeypatch.setenv(variable, str(tmp_path))
-    monkeypatch.setattr(PrismJobServer, "BIN_CACHE", str(tmp_path / "cache"))
-    folder, name = os.path.split(prism_binary(PipelineOptions([])))
-    assert folder == str(tmp_path / "cache") and name.startswith(f"apache_beam-v{beam.__version__}-prism-")
-
-
-def test_a_stream_on_flink_keeps_its_checkpoints_and_restarts_without_limit():
-    """Whatever the cluster's configuration says."""
-    given = PipelineOptions(["--flink_master=localhost:1", "--checkpointing_interval=9", "--execution_retry_delay=5"])
-    runner_named("FlinkRunner").check_stream(given)
-    sent = given.get_all_options()
-    assert (sent["number_of_execution_retries"], sent["execution_retry_delay"]) == (2**31 - 1, 5), "the user's delay"
-    assert sent["externalized_checkpoints_enabled"] and sent["retain_externalized_checkpoints_on_cancellation"]
-
-
-@pytest.mark.parametrize("runner", RUNNERS, ids=lambda runner: runner.name)
-def test_beam_and_the_table_of_the_docs_know_the_runner_of_each_row(runner):
-    assert any(runner.name in line for line in (REPO / "docs/streaming.md").read_text().splitlines() if line.startswith("| "))
-    assert type(runner.make()).__name__ == (runner.beam_name or runner.name).rpartition(".")[2]

@@ -24,7 +24,7 @@ from apache_beam.runners.runner import create_runner
 
 from pipeline.beam_internals import drain_dataflow_job
 from pipeline.errors import RunnerError
-from pipeline.launch import dataflow, flink, in_memory, prism
+from pipeline.runners import dataflow, flink, in_memory, prism
 
 
 def _nothing(*_: Any) -> str:
@@ -112,7 +112,7 @@ RUNNERS = (
         "DirectRunner",
         _IN_PROCESS,
         in_process=True,
-        beam_name="pipeline.launch.in_memory.InMemoryRunner",
+        beam_name="pipeline.runners.in_memory.InMemoryRunner",
         takes=(DirectOptions,),
         check=in_memory.check,
     ),
@@ -128,7 +128,7 @@ RUNNERS = (
     Runner(
         "FlinkRunner",
         _BY_CHECKPOINT,
-        beam_name="pipeline.launch.flink.FlinkRunner",
+        beam_name="pipeline.runners.flink.FlinkRunner",
         takes=_OF_FLINK,
         finalizes_early=True,
         check_stream=flink.check_stream,

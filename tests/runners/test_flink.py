@@ -5,11 +5,12 @@ import re
 from collections.abc import Container
 
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 
 from pipeline.errors import OutputError, RunnerError
 from pipeline.launch.finalize import failed
-from pipeline.launch.flink import FlinkJob
 from pipeline.log_lines import log_lines
+from pipeline.runners.flink import FlinkJob, check_stream
 from tests.emulators import answering
 
 JAVA = """org.apache.flink.runtime.JobException: Recovery is suppressed by FixedDelayRestartBackoffTimeStrategy
@@ -88,7 +89,7 @@ def test_a_flink_that_is_away_for_a_while_is_waited_for_before_and_after_it_has_
     job.wait_until_finish()
     assert flink.asked == ["GET /jobs/overview"] * 5 + ["GET /jobs/a"] * 4
     flink.jobs["a"], flink.away = ["RUNNING"], range(len(flink.asked) + 1, 100)
-    monkeypatch.setattr("pipeline.launch.flink._UNREACHABLE_SECONDS", 0.5)
+    monkeypatch.setattr("pipeline.runners.flink._UNREACHABLE_SECONDS", 0.5)
     with pytest.raises(
         RuntimeError,
         match=r"Flink is out of reach, and the job may go on, as --attach shows: 503 .*; the same command does the rest",
@@ -97,7 +98,7 @@ def test_a_flink_that_is_away_for_a_while_is_waited_for_before_and_after_it_has_
 
 
 def test_a_job_that_flink_never_has_is_one_line(flink_of, monkeypatch):
-    monkeypatch.setattr("pipeline.launch.flink._MISSING_SECONDS", 0.0)
+    monkeypatch.setattr("pipeline.runners.flink._MISSING_SECONDS", 0.0)
     with pytest.raises(RunnerError, match="Flink has no job detect within 0 s after it was submitted"):
         flink_of().job().wait_until_finish()
 
@@ -172,3 +173,12 @@ def test_a_job_that_flink_does_not_list_yet_is_cancelled_once_it_does(flink_of):
     flink.away = (2,)
     flink.job().cancel()
     assert flink.asked == ["GET /jobs/overview"] * 5 + ["PATCH /jobs/a"]
+
+
+def test_a_stream_on_flink_keeps_its_checkpoints_and_restarts_without_limit():
+    """Whatever the cluster's configuration says."""
+    given = PipelineOptions(["--flink_master=localhost:1", "--checkpointing_interval=9", "--execution_retry_delay=5"])
+    check_stream(given)
+    sent = given.get_all_options()
+    assert (sent["number_of_execution_retries"], sent["execution_retry_delay"]) == (2**31 - 1, 5), "the user's delay"
+    assert sent["externalized_checkpoints_enabled"] and sent["retain_externalized_checkpoints_on_cancellation"]

@@ -12,7 +12,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from pipeline.launch.finalize import stopped_by_signals
-from pipeline.launch.in_memory import InMemoryRunner
+from pipeline.runners.in_memory import InMemoryRunner
 from pipeline.stats.process import PROCESS
 from tests.processes import wait_until
 
