@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from pipeline.stats.process import PROCESS
+from pipeline.process import PROCESS
 from tests.bright_model import export_bright_model
 from tests.emulator_fixtures import (  # noqa: F401  fixtures
     _azure_process,

@@ -21,7 +21,7 @@ from pipeline.commands import evaluate
 from pipeline.config import load_config
 from pipeline.monitoring.http_server import served
 from pipeline.monitoring.live_page import HOST, LivePage
-from pipeline.stats.process import PROCESS
+from pipeline.stats.counted import COUNTED
 from pipeline.stats.samples import REPORT_SAMPLES
 from tests.fixtures import REPO
 from tests.monitoring.browser import running_chromium
@@ -36,10 +36,10 @@ def pages(folder: str) -> Iterator[dict[str, str]]:
     """Runs the demo and its evaluation in a folder; yields the addresses of the pages while the live one is served."""
     os.chdir(folder)
     os.symlink(REPO / "models", "models")  # so that no page shows where the repository lies
-    stats = PROCESS.begin_counting()
+    stats = COUNTED.begin_counting()
     config = load_config([], {"output": "out", "detect.score_threshold": 0.3})
-    live = LivePage(config, lambda: PROCESS.stats_of(stats))
-    PROCESS.samples = REPORT_SAMPLES
+    live = LivePage(config, lambda: COUNTED.stats_of(stats))
+    COUNTED.samples = REPORT_SAMPLES
     if run.main(["--input", "models/digits/samples/*.jpg", "--output", "out", *DEMO]):
         raise SystemExit("the demo failed")
     evaluate.main(

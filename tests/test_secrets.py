@@ -12,10 +12,10 @@ from pipeline import run
 from pipeline.config import load_config
 from pipeline.failures import Failure
 from pipeline.monitoring import health
+from pipeline.process import PROCESS
 from pipeline.records import ImageRef, dead_letter_row
 from pipeline.secrets import masked_text
 from pipeline.stats.job_stats import JobStats
-from pipeline.stats.process import PROCESS
 from pipeline.stream.messages import Message, parse_message
 from pipeline.stream.outgoing import dead_letter_message
 from pipeline.stream.shared import RunSettings

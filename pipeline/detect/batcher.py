@@ -23,7 +23,7 @@ from pipeline.detect.engine import Engine, ModelFailed, OutOfMemory
 from pipeline.detect.process_memory import trim_memory
 from pipeline.errors import DeviceFailedError
 from pipeline.log_lines import console
-from pipeline.stats.process import PROCESS
+from pipeline.process import PROCESS
 
 _ANY_SIDE = 640  # of blank images for a model of any input size
 _PAUSE_SECONDS = 0.3  # at least, between first calls: images of the model in use go first

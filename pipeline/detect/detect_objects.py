@@ -31,9 +31,9 @@ from pipeline.detect.given_images import GivenImage, as_records
 from pipeline.detect.load_detector import DetectorSpec, checked_settings, shared_detector
 from pipeline.detect.loaded_model import LoadModel
 from pipeline.limits import MEMORY
+from pipeline.process import PROCESS
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, Image
 from pipeline.stats import beam_metrics
-from pipeline.stats.process import PROCESS
 
 _MOST_BYTES = 64e6  # of encoded images under way
 _BYTES_PER_IMAGE = 1000  # of its name and its result, pickled

@@ -35,10 +35,10 @@ from pipeline.feed.read_image import GIVE_UP_SECONDS
 from pipeline.feed.tiles import Tiles
 from pipeline.feed.work import Limits
 from pipeline.limits import MEMORY, Share, available_cpus
+from pipeline.process import PROCESS
 from pipeline.records import INLINE, DeadLetter, DetectedImage, Detections, EncodedImage, Image, Timing, ref_of
 from pipeline.stats.canary_stats import CanaryStats
 from pipeline.stats.job_stats import JobStats
-from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import Sampler
 from pipeline.storage.fetch import RETRY_SECONDS
 from pipeline.storage.store import FoundFile

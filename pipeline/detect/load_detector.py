@@ -20,7 +20,7 @@ from pipeline.detect.process_memory import freeze_gc
 from pipeline.detect.versions import Version, is_watchable, opens_as_given, resolve_versions
 from pipeline.errors import ConfigError, ModelError
 from pipeline.limits import MEMORY, resident_bytes
-from pipeline.stats.process import PROCESS
+from pipeline.stats.counted import COUNTED
 
 _ROOM_MB = 64  # for a few decoded images and their batch
 _TRIED = 2  # the newest version and the one before it, so that a bad release does not keep a worker from starting
@@ -56,7 +56,7 @@ def shared_detector(spec: DetectorSpec) -> Detector:
         with _loading:
             if spec not in _detectors:
                 detector = load_detector(*spec)
-                PROCESS.model_stats = detector.model_stats
+                COUNTED.model_stats = detector.model_stats
                 freeze_gc()
                 _detectors[spec] = detector
     return _detectors[spec]

@@ -18,7 +18,7 @@ from pipeline.config import DetectConfig
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.golden import GoldenImage
 from pipeline.errors import ModelError
-from pipeline.stats.process import PROCESS
+from pipeline.process import PROCESS
 
 _LOADING_SECONDS = 1.0
 

@@ -21,7 +21,7 @@ from pipeline.detect.server_protocols import PROTOCOLS
 from pipeline.detect.versions import first_line, is_remote
 from pipeline.errors import ModelAwayError, ModelError
 from pipeline.log_lines import console
-from pipeline.stats.process import PROCESS
+from pipeline.process import PROCESS
 
 _PATH = re.compile(r"(grpcs?)://([^/]+)/([^/]+)/?")
 _AWAY = ("UNAVAILABLE", "CANCELLED", "NOT_FOUND")  # a server that starts may not have loaded the model yet

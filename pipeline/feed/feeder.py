@@ -47,8 +47,8 @@ from pipeline.feed.work import (
     StoreAway,
     StoreFails,
 )
+from pipeline.process import PROCESS
 from pipeline.records import Image
-from pipeline.stats.process import PROCESS
 from pipeline.storage.store import FoundFile
 
 _UNIT_IMAGES = 4  # at least, of larger chunks: each unit costs two messages

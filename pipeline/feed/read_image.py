@@ -12,9 +12,9 @@ from pipeline.errors import AwayError
 from pipeline.failures import Failure
 from pipeline.feed.prefetch import Read
 from pipeline.limits import memory_room_bytes
+from pipeline.process import PROCESS
 from pipeline.records import EncodedImage, ImageRef
 from pipeline.secrets import masked_text
-from pipeline.stats.process import PROCESS
 from pipeline.storage.fetch import RETRY_SECONDS, fetch
 from pipeline.storage.web import is_web
 

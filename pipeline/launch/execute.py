@@ -31,8 +31,8 @@ from pipeline.outcome.conclude import CANARY_SECONDS, Conclusion
 from pipeline.outcome.outcome import Launched, Outcome, launched_of, outcome_of
 from pipeline.results.run_folder import Run
 from pipeline.runners.table import RUNNERS, Runner, runner_named
+from pipeline.stats.counted import COUNTED
 from pipeline.stats.job_stats import JobStats
-from pipeline.stats.process import PROCESS
 from pipeline.stats.summary import RunFacts
 from pipeline.stats.worker_reports import WorkerContext, WorkerReports, naming_failures
 
@@ -61,8 +61,8 @@ class Here:
     @contextlib.contextmanager
     def opened(self) -> Iterator[Callable[[], JobStats]]:
         """Makes the run's folder for the length of a block; gives what is counted meanwhile."""
-        with self.run.opened(), PROCESS.counting() as counted:
-            yield functools.partial(PROCESS.stats_of, counted)
+        with self.run.opened(), COUNTED.counting() as counted:
+            yield functools.partial(COUNTED.stats_of, counted)
 
     def failure(self) -> UserError | None:
         """Why a worker has ended its process: there is none."""

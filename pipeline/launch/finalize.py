@@ -12,7 +12,7 @@ from typing import NoReturn
 from pipeline import errors
 from pipeline.errors import SIGNALS, RunnerError, UserError, signals_call
 from pipeline.log_lines import write_unlocked
-from pipeline.stats.process import PROCESS
+from pipeline.process import PROCESS
 from pipeline.storage.cloud import google_error
 from pipeline.storage.store import is_transient_error
 

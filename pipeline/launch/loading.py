@@ -17,7 +17,7 @@ from pipeline.detect.load_model import name_and_version
 from pipeline.errors import ModelError
 from pipeline.launch.options import Job, is_in_image
 from pipeline.limits import nvidia_gpus
-from pipeline.stats.process import PROCESS
+from pipeline.process import PROCESS
 
 
 def load_detector(config: Config) -> Detector:

@@ -28,11 +28,11 @@ from pipeline.listing.dead_letter_replay import DeadLetterReplay, are_letters
 from pipeline.listing.done_rows import FAILED, NEW, DoneRows
 from pipeline.listing.list_images import Piece, are_disjoint, folders_of, list_pieces, pieces_of
 from pipeline.listing.names import file_of, is_container, kind_of, record_range
+from pipeline.process import PROCESS
 from pipeline.records import DeadLetter, EncodedImage, Image, ImageRef, identity_hash, name_bytes
 from pipeline.results.contents import Contents, container_key, write_contents
 from pipeline.stats import beam_metrics
 from pipeline.stats.job_stats import JobStats
-from pipeline.stats.process import PROCESS
 from pipeline.stats.worker_reports import WorkerContext
 from pipeline.storage.listing import MAX_PARALLEL
 from pipeline.storage.store import FoundFile

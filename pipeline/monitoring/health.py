@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.monitoring.http_server import Answer
+from pipeline.process import PROCESS
 from pipeline.secrets import masked_text
 from pipeline.stats.job_stats import JobStats
-from pipeline.stats.process import PROCESS
 
 _STUCK_SECONDS = 600.0  # where the watchdog is off
 Check = tuple[str, bool, str]  # what was checked, whether it is well, and what was found in one line

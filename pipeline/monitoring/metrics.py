@@ -17,9 +17,10 @@ from pipeline.failures import REASONS
 from pipeline.limits import MEMORY
 from pipeline.monitoring.health import readiness
 from pipeline.monitoring.http_server import Answer, Page
+from pipeline.process import PROCESS
+from pipeline.stats.counted import COUNTED
 from pipeline.stats.histogram import BOUNDS_S, Times
 from pipeline.stats.job_stats import STAGES, VERSION_EVENTS, JobStats, summed
-from pipeline.stats.process import PROCESS
 
 _IMAGES = tuple(2.0**n for n in range(11))
 
@@ -127,7 +128,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         *("detection_undelivered_messages", "gauge", "messages"),
         "streams: messages of the subscription that nobody has received, as Cloud Monitoring counts them; absent where unknown",
-        lambda _stats: PROCESS.undelivered,
+        lambda _stats: COUNTED.undelivered,
     ),
     Metric(
         *("detection_model_info", "gauge", "1", "1 for each model version in use"),

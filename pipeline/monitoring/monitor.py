@@ -11,8 +11,8 @@ from pipeline.log_lines import console
 from pipeline.monitoring import health
 from pipeline.monitoring.http_server import Page, served
 from pipeline.monitoring.watchdog import Watchdog
+from pipeline.stats.counted import COUNTED
 from pipeline.stats.job_stats import JobStats
-from pipeline.stats.process import PROCESS
 from pipeline.stats.progress import in_background, progress_shown
 from pipeline.stats.samples import REPORT_SAMPLES
 
@@ -22,7 +22,7 @@ def monitored(config: Config, stats: Callable[[], JobStats] | None = None) -> It
     """Shows a job while the block lasts, and watches whether it progresses; by default what this process counts in the block."""
     monitoring = config.monitoring
     with in_background("watchdog", Watchdog(monitoring.stuck_after_s).run), contextlib.ExitStack() as shown:
-        now = stats or functools.partial(PROCESS.stats_of, shown.enter_context(PROCESS.counting()))
+        now = stats or functools.partial(COUNTED.stats_of, shown.enter_context(COUNTED.counting()))
         if monitoring.log_level != "error":
             shown.enter_context(progress_shown(now, as_bar=config.mode == "batch" and monitoring.log_format == "text"))
         if monitoring.metrics_port is not None:
@@ -39,7 +39,7 @@ def monitored(config: Config, stats: Callable[[], JobStats] | None = None) -> It
         if monitoring.page_port is not None:
             from pipeline.monitoring.live_page import HOST, LivePage  # only where it is wanted
 
-            PROCESS.samples = max(PROCESS.samples, REPORT_SAMPLES)
+            COUNTED.samples = max(COUNTED.samples, REPORT_SAMPLES)
             page = LivePage(config, now)
             port = shown.enter_context(served(HOST, monitoring.page_port, "page_port", {"/": page.answer}))
             console.info("live page on http://%s:%s/", HOST, port)

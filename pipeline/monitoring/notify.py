@@ -13,8 +13,9 @@ from typing import Any
 from pipeline.config import MonitoringConfig
 from pipeline.errors import DONE, FAILED
 from pipeline.log_lines import LineHandler, console
+from pipeline.process import PROCESS
+from pipeline.stats.counted import COUNTED
 from pipeline.stats.job_stats import JobStats
-from pipeline.stats.process import PROCESS
 from pipeline.storage.files import write_file
 
 _WAITS_S = (0.0, 1.0, 4.0)  # before each try
@@ -32,8 +33,8 @@ _SUCCESS = "detection_last_success_timestamp_seconds"
 def notifying(monitoring: MonitoringConfig, log: LineHandler, work: Callable[[], int]) -> int:
     """Runs the work of a job and tells of its end, also where the watchdog ends the process; returns its exit code."""
     code, began = FAILED, time.time()
-    PROCESS.summary = {}
-    with PROCESS.counting() as stats:
+    COUNTED.summary = {}
+    with COUNTED.counting() as stats:
         tell = functools.partial(_tell, monitoring, stats, began)
         PROCESS.before_exit = tell
         try:
@@ -52,7 +53,7 @@ def _tell(monitoring: MonitoringConfig, stats: JobStats, began: float, code: int
             console.warning("metrics_file %s: cannot be written: %s", monitoring.metrics_file, err)
     if url := monitoring.notify.get_secret_value():
         images = {"read": stats.read, "detected": stats.detected, "dead": stats.failed, "skipped": stats.skipped}
-        notify(url, {"images": images, **PROCESS.summary, "exit_code": code, "error": error})
+        notify(url, {"images": images, **COUNTED.summary, "exit_code": code, "error": error})
 
 
 def notify(url: str, outcome: Mapping[str, Any]) -> None:
@@ -77,10 +78,10 @@ def _write_last_run(path: str, stats: JobStats, began: float, code: int) -> None
 
     A skipped run has no summary, and is no success: the run that it made room for may be stuck.
     """
-    now, is_success = time.time(), code == DONE and bool(PROCESS.summary)
-    images, done, dead = PROCESS.summary.get("images", {}), PROCESS.summary.get("done_before", 0), stats.failed
+    now, is_success = time.time(), code == DONE and bool(COUNTED.summary)
+    images, done, dead = COUNTED.summary.get("images", {}), COUNTED.summary.get("done_before", 0), stats.failed
     known = images.get("detected", stats.detected) + images.get("dead", dead) + done
-    share = (images.get("dead", dead) + PROCESS.summary.get("dead_before", 0)) / max(known, 1)
+    share = (images.get("dead", dead) + COUNTED.summary.get("dead_before", 0)) / max(known, 1)
     values = (now, now if is_success else _last_success(path), code, share, now - began)
     schedule = re.sub(r'[\\"\n]', "_", os.path.basename(path).removesuffix(".prom"))
     lines = _lines(dict(zip(_LAST_RUN, values, strict=True)), schedule)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 
 from pipeline.errors import FAILED
 from pipeline.log_lines import write_unlocked
-from pipeline.stats.process import PARTS, PROCESS, Part
+from pipeline.process import PARTS, PROCESS, Part
 
 _LOOK_SECONDS = 1.0
 _LOOKS = 20  # at least so many before a part is stuck

@@ -24,6 +24,7 @@ from pipeline.failures import one_line
 from pipeline.log_lines import console, plural
 from pipeline.outcome.folder_report import page_of_folder
 from pipeline.outcome.outcome import Outcome, outcome_of
+from pipeline.process import PROCESS
 from pipeline.records import row_bytes
 from pipeline.report.annotate import annotate
 from pipeline.report.page import render_report
@@ -32,7 +33,6 @@ from pipeline.results.layout import EXPORTS, REPORT, SUMMARY, is_sample_name, re
 from pipeline.results.run_folder import Run, remove_abandoned
 from pipeline.results.wanted import Wanted
 from pipeline.stats.job_stats import JobStats
-from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import REPORT_SAMPLES, chosen
 from pipeline.stats.summary import RunFacts, left_out_line, summarise
 from pipeline.stats.worker_reports import WorkerReports, at_end

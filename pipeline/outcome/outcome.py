@@ -17,7 +17,7 @@ from pipeline.records import row_bytes
 from pipeline.results.layout import JOB, OUTCOME, SUMMARY, read_summary_as
 from pipeline.results.run_folder import Run
 from pipeline.secrets import masked_text
-from pipeline.stats.process import PROCESS
+from pipeline.stats.counted import COUNTED
 from pipeline.stats.summary import RunFacts
 from pipeline.storage.files import add_file, write_file
 
@@ -50,7 +50,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     def show(self, run: Run) -> int:
         """Prints it, and notes the summary for whom it is sent to; returns the exit code."""
-        PROCESS.summary = read_summary_as(dict[str, Any], f"{run.reports}/{SUMMARY}") or {}
+        COUNTED.summary = read_summary_as(dict[str, Any], f"{run.reports}/{SUMMARY}") or {}
         say(self.lines)
         if self.error:
             console.error("%s", self.error)

@@ -31,7 +31,7 @@ from pipeline.beam_internals import add_up_metrics_at_once
 from pipeline.errors import ConfigError
 from pipeline.limits import PROCESSES, available_cpus
 from pipeline.own_python import environment
-from pipeline.stats.process import PROCESS
+from pipeline.process import PROCESS
 
 _WAKE_SECONDS = 0.2  # another thread may get a signal; Python runs its handler when the main thread wakes up
 _CANCEL_SECONDS = 20.0  # a step that does not end by then, such as one that waits for storage, ends with the process

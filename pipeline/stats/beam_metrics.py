@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from apache_beam.metrics import Metrics
 
 from pipeline.records import DeadLetter, DetectedImage
+from pipeline.stats.counted import COUNTED
 from pipeline.stats.job_stats import STAGES, VERSION_EVENTS
-from pipeline.stats.process import PROCESS
 
 NAMESPACE = "Detection"
 
@@ -31,16 +31,16 @@ _distributions = {
 def count_read(images: int = 1) -> None:
     """Counts images that were listed or requested, whatever their outcome."""
     _counters["read"].inc(images)
-    with PROCESS.lock:
-        for stats in PROCESS.counted:
+    with COUNTED.lock:
+        for stats in COUNTED.stats:
             stats.read += images
 
 
 def count_skipped(images: int = 1) -> None:
     """Counts images that were read before."""
     _counters["skipped"].inc(images)
-    with PROCESS.lock:
-        for stats in PROCESS.counted:
+    with COUNTED.lock:
+        for stats in COUNTED.stats:
             stats.skipped += images
 
 
@@ -62,9 +62,9 @@ def count_results(*results: DetectedImage | DeadLetter) -> None:
         for size, seconds in timing.batches:
             _distributions["batch_size"].update(size)
             _distributions["model_us"].update(int(seconds * 1e6))
-    with PROCESS.lock:
-        for stats in PROCESS.counted:
-            stats.add_detected(detected, PROCESS.samples)
+    with COUNTED.lock:
+        for stats in COUNTED.stats:
+            stats.add_detected(detected, COUNTED.samples)
             for letter in dead:
                 stats.add_dead(letter)
 
@@ -73,16 +73,16 @@ def count_swaps(counts: Mapping[str, int]) -> None:
     """Counts what happened to model versions: `swaps`, `refusals`, and the counts of a canary."""
     for name, times in counts.items():
         _counters[name].inc(times)
-    with PROCESS.lock:
-        PROCESS.model_events.update(counts)
+    with COUNTED.lock:
+        COUNTED.model_events.update(counts)
 
 
 def note_published(image: DetectedImage, now: float) -> None:
     """Notes the latency of a stream's image from its event time, or without one from its bytes in memory, to its publishing."""
     latency_s = max(0.0, now - image.ref.event_time) if image.ref.event_time else image.timing.latency
     _distributions["latency_ms"].update(int(latency_s * 1e3))
-    with PROCESS.lock:
-        for stats in PROCESS.counted:
+    with COUNTED.lock:
+        for stats in COUNTED.stats:
             stats.publish_latencies.add([latency_s])
             stats.publish_ms.add(now, round(latency_s * 1e3))
 
@@ -91,7 +91,7 @@ def note_message(published_at: float) -> None:
     """Notes how long a message of a stream, published so many seconds after the epoch, had waited when it was read."""
     age_ms = max(0.0, time.time() - published_at) * 1e3
     _distributions["backlog_age_ms"].update(int(age_ms))
-    with PROCESS.lock:
-        PROCESS.message_at = time.monotonic()
-        for stats in PROCESS.counted:
+    with COUNTED.lock:
+        COUNTED.message_at = time.monotonic()
+        for stats in COUNTED.stats:
             stats.backlog_age_ms = age_ms

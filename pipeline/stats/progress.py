@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pipeline.log_lines import console, kept_open, plural
+from pipeline.process import PROCESS
 from pipeline.stats.job_stats import JobStats
-from pipeline.stats.process import PROCESS
 
 _LINE_SECONDS = 10.0
 

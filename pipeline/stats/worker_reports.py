@@ -28,11 +28,12 @@ import msgspec
 from pipeline.codec import pack, unpack
 from pipeline.errors import DeviceFailedError, GoesOnError, ModelError, OutputError, RunnerError, UserError
 from pipeline.log_lines import console
+from pipeline.process import PROCESS
 from pipeline.results.layout import check_output
 from pipeline.results.run_folder import BEAT_SECONDS, FIGURES, Run
 from pipeline.software import Software, here
+from pipeline.stats.counted import COUNTED
 from pipeline.stats.job_stats import JobStats, merge_stats
-from pipeline.stats.process import PROCESS
 from pipeline.storage.files import make_folder, read_checked, write_file
 from pipeline.storage.listing import files_of
 
@@ -84,7 +85,7 @@ class WorkerContext:
                 return
             self._check()
             if self.run.is_open():
-                StatsReporter(self.run, functools.partial(PROCESS.stats_of, PROCESS.begin_counting())).start()
+                StatsReporter(self.run, functools.partial(COUNTED.stats_of, COUNTED.begin_counting())).start()
             if self.watch:
                 self.watch()
             PROCESS.on_failure = self._end_after

@@ -31,6 +31,7 @@ from msgspec.structs import replace
 
 from pipeline.codec import RecordCoder
 from pipeline.outcome.conclude import Conclusion
+from pipeline.process import PROCESS
 from pipeline.records import DeadLetter, DetectedImage
 from pipeline.results.compact import compact
 from pipeline.results.completion import UNKNOWN, RowVersion
@@ -38,7 +39,6 @@ from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.rows import record_bytes, rows_by_kind
 from pipeline.results.run_folder import Run
 from pipeline.results.shards import add_rows
-from pipeline.stats.process import PROCESS
 from pipeline.storage.store import is_transient_error
 from pipeline.stream.clients import one_line
 from pipeline.stream.subscriber import Subscriber

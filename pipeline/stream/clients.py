@@ -11,7 +11,7 @@ from typing import Any
 
 from google.api_core import exceptions, retry
 
-from pipeline.stats.process import PROCESS
+from pipeline.process import PROCESS
 from pipeline.stream.messages import Message
 
 _PERMANENT = (

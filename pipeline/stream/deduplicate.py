@@ -15,9 +15,9 @@ from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import WindowedValue
 from msgspec.structs import replace
 
+from pipeline.process import PROCESS
 from pipeline.records import Image, ImageRef, name_bytes, ref_of
 from pipeline.stats import beam_metrics
-from pipeline.stats.process import PROCESS
 from pipeline.storage.store import FoundFile
 from pipeline.stream.shared import RunSettings, StreamStep
 

@@ -30,7 +30,7 @@ from pipeline.outcome.conclude import Conclusion
 from pipeline.records import DeadLetter, DetectedImage, ImageRef
 from pipeline.results.completion import UNKNOWN, RowVersion
 from pipeline.results.run_folder import Run
-from pipeline.stats.process import PROCESS
+from pipeline.stats.counted import COUNTED
 from pipeline.stats.samples import REPORT_SAMPLES
 from pipeline.stats.worker_reports import WorkerContext
 from pipeline.stream.answers import Answers
@@ -101,7 +101,7 @@ class StreamRun:
         stream = settings.config.stream
         self.settings = settings
         self.threads = RunThreads()
-        PROCESS.samples = max(PROCESS.samples, settings.config.write.samples, REPORT_SAMPLES)
+        COUNTED.samples = max(COUNTED.samples, settings.config.write.samples, REPORT_SAMPLES)
         self.archive: Archive | None = None
         self._failed: dict[str, bool] = {}
         subscription = settings.config.input[0] if settings.config.input else ""

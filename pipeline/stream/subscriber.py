@@ -18,7 +18,7 @@ from typing import Any
 from google.api_core import exceptions, retry
 
 from pipeline.limits import MEMORY
-from pipeline.stats.process import PROCESS
+from pipeline.process import PROCESS
 from pipeline.stream.clients import connect_subscriber, is_lost_connection, one_line
 from pipeline.stream.messages import Message, image_count
 from pipeline.stream.threads import RunThreads

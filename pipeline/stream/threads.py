@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from pipeline.stats.process import PROCESS
+from pipeline.process import PROCESS
 
 _END_SECONDS = 10.0
 _log = logging.getLogger(__name__)

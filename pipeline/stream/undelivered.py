@@ -11,7 +11,7 @@ import threading
 from typing import Any
 
 from pipeline.failures import one_line
-from pipeline.stats.process import PROCESS
+from pipeline.stats.counted import COUNTED
 
 _URL = "https://monitoring.googleapis.com"
 _SCOPE = "https://www.googleapis.com/auth/monitoring.read"
@@ -31,9 +31,9 @@ def keep_looking(subscription: str, end: threading.Event) -> None:
     while not end.is_set():
         try:
             credentials, _ = google.auth.default(scopes=[_SCOPE])
-            PROCESS.undelivered = undelivered(subscription, AuthorizedSession(credentials))
+            COUNTED.undelivered = undelivered(subscription, AuthorizedSession(credentials))
         except Exception as err:  # noqa: BLE001  a metric less is no reason to end a stream
-            PROCESS.undelivered = None
+            COUNTED.undelivered = None
             if not warned:
                 _log.warning("undelivered messages are unknown: %s; expected roles/monitoring.viewer", one_line(err))
                 warned = True

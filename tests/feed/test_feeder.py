@@ -27,8 +27,8 @@ from pipeline.feed.shared_memory import size_of
 from pipeline.feed.thumbnails import make_thumbnail
 from pipeline.feed.work import Coming, Prepared, StoreAnswers, StoreFails, Work
 from pipeline.limits import resident_bytes
+from pipeline.process import PROCESS
 from pipeline.records import EncodedImage, ImageRef, identity_hash
-from pipeline.stats.process import PROCESS
 from pipeline.storage.store import FoundFile
 from pipeline.storage.stores import store_of
 from tests import hostile_images

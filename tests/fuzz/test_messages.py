@@ -26,8 +26,8 @@ from pipeline.records import (
     row_bytes,
 )
 from pipeline.stats import beam_metrics
+from pipeline.stats.counted import COUNTED
 from pipeline.stats.job_stats import JobStats
-from pipeline.stats.process import PROCESS
 from pipeline.stats.progress import line
 from pipeline.stream import messages as parsing
 from pipeline.stream.answers import Answers
@@ -117,7 +117,7 @@ def end(image: ImageRef | EncodedImage, number: float) -> DetectedImage | DeadLe
 
 def outcomes(request: Request, message: Message, now: float, number: float):
     """What becomes of the images of a request, published and counted."""
-    stats = PROCESS.begin_counting()
+    stats = COUNTED.begin_counting()
     beam_metrics.note_message(message.publish_time)
     for result in (*request.dead_letters, *(end(image, number) for image in request.images)):
         is_dead = isinstance(result, DeadLetter)
@@ -129,7 +129,7 @@ def outcomes(request: Request, message: Message, now: float, number: float):
             beam_metrics.note_published(result, now)
         yield result.ref, Outcome(publishable(message), failed=is_dead)
     assert line(stats, JobStats(), 1.0)
-    PROCESS.counted.remove(stats)
+    COUNTED.stats.remove(stats)
 
 
 @pytest.fixture(autouse=True, scope="module")

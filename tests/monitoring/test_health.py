@@ -3,8 +3,8 @@
 import pytest
 
 from pipeline.monitoring import health
+from pipeline.process import PARTS, PROCESS
 from pipeline.stats.job_stats import JobStats
-from pipeline.stats.process import PARTS, PROCESS
 from pipeline.stream.threads import RunThreads
 from tests.processes import wait_until
 

@@ -6,10 +6,10 @@ import pytest
 
 from pipeline.failures import REASONS
 from pipeline.monitoring import metrics
+from pipeline.process import PARTS
 from pipeline.records import DeadLetter, DetectedImage, ImageRef, Timing
 from pipeline.stats.histogram import Times
 from pipeline.stats.job_stats import JobStats
-from pipeline.stats.process import PARTS
 from tests.monitoring.prometheus import needs_prometheus, samples_in
 from tests.stats.test_beam_metrics import NOTHING
 

@@ -12,7 +12,7 @@ from pipeline.detect.detector import Detector
 from pipeline.detect.loaded_model import LoadedModel, ModelInUse
 from pipeline.monitoring import watchdog
 from pipeline.monitoring.watchdog import Watchdog
-from pipeline.stats.process import PARTS, PROCESS, Part
+from pipeline.process import PARTS, PROCESS, Part
 from tests.detect.test_engines import HW, NumPyEngine, image, load_toy
 from tests.processes import in_thread, wait_until
 

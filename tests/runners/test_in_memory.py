@@ -12,8 +12,8 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from pipeline.launch.finalize import stopped_by_signals
+from pipeline.process import PROCESS
 from pipeline.runners.in_memory import InMemoryRunner
-from pipeline.stats.process import PROCESS
 from tests.processes import wait_until
 
 both, one_is_done, heard, endless_is_done = threading.Barrier(2), threading.Event(), threading.Event(), threading.Event()

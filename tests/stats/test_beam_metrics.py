@@ -17,7 +17,7 @@ from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Ti
 from pipeline.results.completion import UNKNOWN
 from pipeline.results.run_folder import Run
 from pipeline.stats import beam_metrics
-from pipeline.stats.process import PROCESS
+from pipeline.stats.counted import COUNTED
 from pipeline.stats.summary import RunFacts
 from pipeline.stream.messages import Message
 from pipeline.stream.shared import RunSettings, opened
@@ -58,7 +58,7 @@ def test_the_metrics_of_a_batch_job_are_those_of_its_summary(images, bright_mode
     config = load_config([], {"input": inputs, "output": f"{images}/out", **model})
     run = Run(f"{images}/out", "test")
     pipeline = beam.Pipeline(runner=FnApiRunner())
-    with run.opened(), PROCESS.counting() as seen:
+    with run.opened(), COUNTED.counting() as seen:
         end = Conclusion(run, RunFacts(1.0, 1.0, 0.0, "a command", config.as_dict()))
         graph.build(pipeline, config, graph.source_of(config), graph.sink_of(config, run, UNKNOWN), end)
         result = pipeline.run()
@@ -84,7 +84,7 @@ def test_what_messages_ask_for_is_counted_where_they_are_parsed():
         Message(b"", {"eventType": "OBJECT_DELETE", "bucketId": "b", "objectId": "o", "payloadFormat": "NONE"}),
         Message(b"\x00nothing", publish_time=1.0),
     ]
-    with PROCESS.counting() as stats, opened(RunSettings("counted")) as run, beam.Pipeline(runner=FnApiRunner()) as pipeline:
+    with COUNTED.counting() as stats, opened(RunSettings("counted")) as run, beam.Pipeline(runner=FnApiRunner()) as pipeline:
         _ = pipeline | beam.Create(messages) | beam.ParDo(ParseMessages(("gs://",), run.settings)).with_outputs("dead")
     totals, sums = counted(pipeline.result)
     assert totals == {"read": 5, "skipped": 1, "dead": 2}
@@ -101,7 +101,7 @@ def test_the_latency_of_each_image_that_is_published_is_noted():
 
 def test_counts_of_many_threads_add_up():
     threads = [threading.Thread(target=lambda: [beam_metrics.count_results(DETECTED) for _ in range(500)]) for _ in range(8)]
-    with PROCESS.counting() as seen:
+    with COUNTED.counting() as seen:
         for thread in threads:
             thread.start()
         for thread in threads:

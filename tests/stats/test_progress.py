@@ -17,9 +17,10 @@ import pytest
 from pipeline.config import load_config
 from pipeline.launch.loading import load_detector
 from pipeline.log_lines import log_lines
+from pipeline.process import PROCESS
 from pipeline.stats import beam_metrics, progress
+from pipeline.stats.counted import COUNTED
 from pipeline.stats.job_stats import JobStats
-from pipeline.stats.process import PROCESS
 from tests.conftest import REPO
 from tests.processes import wait_until
 from tests.stats.test_beam_metrics import DEAD, DETECTED
@@ -34,7 +35,7 @@ class Display(io.StringIO):
         monkeypatch.setattr("sys.stderr", self)
         monkeypatch.setattr(progress, "_LINE_SECONDS", 0.01)
         monkeypatch.setattr(PROCESS, "waiting_for", "")
-        monkeypatch.setattr(PROCESS, "model_stats", JobStats)
+        monkeypatch.setattr(COUNTED, "model_stats", JobStats)
 
     def isatty(self):
         return self.is_terminal
@@ -49,7 +50,7 @@ class Display(io.StringIO):
 @contextlib.contextmanager
 def displayed():
     """Shows what is counted in the block."""
-    with log_lines(), PROCESS.counting() as stats, progress.progress_shown(functools.partial(PROCESS.stats_of, stats)):
+    with log_lines(), COUNTED.counting() as stats, progress.progress_shown(functools.partial(COUNTED.stats_of, stats)):
         yield
 
 
@@ -95,11 +96,12 @@ def test_a_job_says_that_its_model_is_loading(monkeypatch, bright_model):
 BAR = """
 import sys
 from models.base.quiet import quiet_stderr
+from pipeline.process import PROCESS
 from pipeline.stats import beam_metrics, progress
-from pipeline.stats.process import PROCESS
+from pipeline.stats.counted import COUNTED
 
 PROCESS.waiting_for = "waiting for workers: 3 of 8 are loading the model"
-with PROCESS.counting() as stats, progress.progress_shown(lambda: stats), quiet_stderr():
+with COUNTED.counting() as stats, progress.progress_shown(lambda: stats), quiet_stderr():
     beam_metrics.count_read(200)
     sys.stdin.read(1)
 """

@@ -11,12 +11,13 @@ import pytest
 
 from pipeline.errors import ModelError, OutputError, RunnerError
 from pipeline.outcome.outcome import Outcome
+from pipeline.process import ProcessState
 from pipeline.results.run_folder import Run
 from pipeline.software import here
 from pipeline.stats import worker_reports
 from pipeline.stats.canary_stats import CanaryStats
+from pipeline.stats.counted import Counted
 from pipeline.stats.job_stats import JobStats
-from pipeline.stats.process import ProcessState
 from pipeline.stats.worker_reports import StatsReporter, WorkerContext, WorkerReports
 from tests.clock import Clock
 
@@ -76,19 +77,20 @@ def of_model(images):
     return JobStats(batch_sizes=(1, 2), canary=CanaryStats("8", "7", images=images), model_notes=("a note",))
 
 
-def report(staging, process, images=None):
+def report(staging, images=None):
     """Writes the report of a worker whose canary has received so many images; of one that has no model yet."""
-    process.model_stats = lambda: of_model(images) if images else JobStats()
-    process.model_events = Counter(swaps=1)
-    StatsReporter(staging, lambda: process.stats_of(JobStats())).flush()
+    counted = Counted()
+    counted.model_stats = lambda: of_model(images) if images else JobStats()
+    counted.model_events = Counter(swaps=1)
+    StatsReporter(staging, lambda: counted.stats_of(JobStats())).flush()
 
 
 def test_the_launcher_adds_up_what_workers_say_of_the_model_and_of_what_they_wait_for(staging, process):
     assert (WorkerReports(staging).now(), process.waiting_for) == (JobStats(), "waiting for workers")
-    report(staging, process)
+    report(staging)
     assert (WorkerReports(staging).now().batch_sizes, process.waiting_for) == ((), "1 worker is loading the model")
-    report(staging, process, 3)
-    report(staging, process, 4)
+    report(staging, 3)
+    report(staging, 4)
     assert WorkerReports(staging).now() == dataclasses.replace(of_model(7), model_events={"swaps": 3})
 
 

@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from pipeline.process import PROCESS
 from pipeline.results.layout import DEAD_LETTERS
 from pipeline.results.lock import locked
 from pipeline.results.reader import list_shards
 from pipeline.results.run_folder import Run
 from pipeline.results.shards import COMPACTED
-from pipeline.stats.process import PROCESS
 from pipeline.stream import archive as module
 from pipeline.stream.archive import ArchiveRows, RowWriter
 from tests.archived_stream import BUNDLES, ArchivedStream, archived

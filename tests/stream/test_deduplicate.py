@@ -13,9 +13,10 @@ from apache_beam.utils.timestamp import Timestamp
 from msgspec.structs import replace
 
 from pipeline.feed.feeder import Feeder
+from pipeline.process import PROCESS
 from pipeline.records import DeadLetter, EncodedImage, ImageRef, name_bytes
 from pipeline.results.run_folder import Run
-from pipeline.stats.process import PROCESS
+from pipeline.stats.counted import COUNTED
 from pipeline.stats.worker_reports import WorkerContext
 from pipeline.storage.fetch import fetch
 from pipeline.storage.files import write_file
@@ -37,7 +38,7 @@ def drop_in_state(images):
 
 def test_each_image_passes_once_and_the_others_are_counted():
     """In runner state; the process's own memory is tried by `test_streaming.py`."""
-    with PROCESS.counting() as stats, opened(ELSEWHERE), beam.Pipeline(runner=FnApiRunner()) as pipeline:
+    with COUNTED.counting() as stats, opened(ELSEWHERE), beam.Pipeline(runner=FnApiRunner()) as pipeline:
         new = drop_in_state(pipeline | beam.Create(IMAGES)) | beam.Map(lambda image: name_bytes(image.ref.identity))
         assert_that(new, equal_to(DISTINCT))
     (skipped,) = pipeline.result.metrics().query(MetricsFilter().with_name("skipped"))["counters"]
@@ -46,7 +47,7 @@ def test_each_image_passes_once_and_the_others_are_counted():
 
 def test_runner_state_lets_pass_what_is_asked_for_again_once_it_has_failed():
     """Not what has a result, nor what nobody has asked for again."""
-    with PROCESS.counting() as stats, opened(ELSEWHERE), beam.Pipeline(runner=FnApiRunner()) as pipeline:
+    with COUNTED.counting() as stats, opened(ELSEWHERE), beam.Pipeline(runner=FnApiRunner()) as pipeline:
         asked = [ImageRef(name, "1", message_id=f"{name}{turn}") for turn in range(3) for name in ("good", "bad")]
         passed = drop_in_state(pipeline | beam.Create(asked)) | "End" >> beam.ParDo(_End(ELSEWHERE))
         assert_that(passed, equal_to(["good0", "bad0", "bad1", "bad2"]))

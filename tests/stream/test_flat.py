@@ -14,7 +14,7 @@ from pipeline.records import DeadLetter, DetectedImage, ImageRef, Timing
 from pipeline.results.reader import list_shards
 from pipeline.results.run_folder import Run
 from pipeline.stats import beam_metrics
-from pipeline.stats.process import PROCESS
+from pipeline.stats.counted import COUNTED
 from pipeline.stream.answers import Answers
 from pipeline.stream.archive import Archive, RowWriter
 from pipeline.stream.dedup_cache import DedupCache
@@ -49,7 +49,7 @@ def a_day(folder: Path) -> tuple[list[int], list[int], int]:
     answers = Answers("topic", 60.0, SimpleNamespace(hold=len), clock)
     recent = DedupCache(600.0, answers.done, clock=clock)
     kept, most_held, overdue, number = [], [], 0, 0
-    PROCESS.begin_counting()
+    COUNTED.begin_counting()
     tracemalloc.start()
     for bundle in range(int(HOURS * 3600 / BUNDLE_S)):
         names = [f"gs://b/{name}" for name in (number, number + 1, max(0, number - 5), f"never-{bundle}")]

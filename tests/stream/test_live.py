@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from pipeline.config import Config
+from pipeline.process import PROCESS
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing
 from pipeline.report.page import render_report
 from pipeline.stats import beam_metrics, process
+from pipeline.stats.counted import COUNTED
 from pipeline.stats.job_stats import JobStats
-from pipeline.stats.process import PROCESS
 from pipeline.stats.progress import line
 from pipeline.stats.summary import RunFacts, summarise
 
@@ -24,7 +25,7 @@ def detected(n, latency_s, led_batch=0, now=1000.0):
 @pytest.fixture
 def minute():
     """The statistics of a minute: 98 results, 2 dead letters, a notification that is no work, and a duplicate."""
-    with PROCESS.counting() as stats:
+    with COUNTED.counting() as stats:
         beam_metrics.note_message(published_at=0.0)
         beam_metrics.count_read(102)
         beam_metrics.count_skipped(2)
@@ -39,7 +40,7 @@ def minute():
 
 def test_a_line_shows_rate_batch_fill_latency_and_failures_since_the_last_one(minute, monkeypatch):
     monkeypatch.setattr(PROCESS, "waiting_for", "")
-    stats = PROCESS.stats_of(minute)
+    stats = COUNTED.stats_of(minute)
     shown = line(stats, JobStats(), seconds=10.0)
     assert shown.startswith("100 of 100 images, 10.0 images/s, batches of 8.0, event-to-publish p50 ")
     times = re.search(r"event-to-publish p50 (\d+) ms p99 (\d+) ms, processing p50 (\d+) ms p99 (\d+) ms", shown)
@@ -69,6 +70,6 @@ def test_the_summary_has_both_latencies_under_their_own_names(minute):
 
 
 def test_the_age_of_the_backlog_is_that_of_the_last_message_and_none_after_a_while(minute, monkeypatch):
-    assert PROCESS.stats_of(minute).backlog_age_ms > 1e9
+    assert COUNTED.stats_of(minute).backlog_age_ms > 1e9
     monkeypatch.setattr(process, "_BACKLOG_SECONDS", 0.0)
-    assert PROCESS.stats_of(minute).backlog_age_ms == 0
+    assert COUNTED.stats_of(minute).backlog_age_ms == 0

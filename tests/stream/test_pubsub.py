@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from google.api_core import exceptions
 
-from pipeline.stats.process import PROCESS
+from pipeline.process import PROCESS
 from pipeline.stream import clients
 from pipeline.stream.clients import Publishing
 from pipeline.stream.messages import Message

@@ -5,8 +5,8 @@ import urllib.parse
 import pytest
 import requests
 
+from pipeline.stats.counted import COUNTED
 from pipeline.stats.job_stats import JobStats
-from pipeline.stats.process import PROCESS
 from pipeline.stream.undelivered import undelivered
 from tests.emulators import answering
 from tests.monitoring.test_metrics import samples
@@ -46,7 +46,7 @@ def test_one_who_may_not_ask_is_told():
 
 
 def test_metrics_have_the_number_once_it_is_known(monkeypatch):
-    monkeypatch.setattr(PROCESS, "undelivered", None)
+    monkeypatch.setattr(COUNTED, "undelivered", None)
     assert ("detection_undelivered_messages",) not in samples(JobStats())
-    monkeypatch.setattr(PROCESS, "undelivered", 42)
+    monkeypatch.setattr(COUNTED, "undelivered", 42)
     assert samples(JobStats())["detection_undelivered_messages",] == 42

@@ -1,21 +1,16 @@
-"""`PROCESS`, the one mutable object that this package shares within a process."""
+"""`PROCESS`: whether the job of this process makes progress, is to stop, or has failed; `stats.counted` has what it counts."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from pipeline.errors import UserError
-from pipeline.stats.job_stats import JobStats
 
 _TELL_SECONDS = 45.0  # three tries of a webhook
-_BACKLOG_SECONDS = 20.0  # after the last message, the backlog has no age
 
 
 class Part:
@@ -68,20 +63,12 @@ class ProcessState:
     """What the steps of a process share; thread-safe.
 
     Attributes:
-      counted: Statistics that grow with each count of this process; guarded by `lock`.
-      lock: For a moment only.
       waiting_for: What the job waits for while no image is done; empty: nothing.
-      model_stats: Gives the facts of the model in use, and the figures of its canary.
-      model_events: What happened to the model's versions, by the name of the Beam counter; guarded by `lock`.
       entered: Staging folders of the runs that this process has joined as a worker; guarded by `entering`.
       entering: Held while a worker checks what it can reach.
-      summary: The content of the last job's summary.json; empty before its end.
       parts: The work of this process, by the name in `PARTS`.
       failing: Services that fail and are tried again, `Pub/Sub`, `storage` or `archive`, with the error.
       died: Threads of the run that failed, with the error.
-      samples: How many images with a thumbnail its statistics keep, for the report of a stream and the live page.
-      message_at: When a stream read its last message, in monotonic seconds.
-      undelivered: Messages of a stream's subscription that nobody has received; None: unknown.
       stopped: Whether a signal has stopped the job; its steps, which run in threads, end at their next element.
       before_exit: Tells the outside how the job ended, given its exit code and error, where the process ends at once.
       failure: What the job cannot go on after, as the step that met it raised it; runners pass on only its text.
@@ -89,31 +76,16 @@ class ProcessState:
     """
 
     def __init__(self) -> None:
-        self.counted: list[JobStats] = []
-        self.lock = threading.Lock()
         self.waiting_for = ""
-        self.model_stats: Callable[[], JobStats] = JobStats
-        self.model_events: Counter[str] = Counter()
         self.entered: set[str] = set()
         self.entering = threading.Lock()
-        self.summary: dict[str, Any] = {}
         self.parts = {name: Part() for name in PARTS}
         self.failing: dict[str, str] = {}
         self.died: dict[str, str] = {}
-        self.samples = 0
-        self.message_at = -math.inf
-        self.undelivered: int | None = None
         self.stopped = False
         self.before_exit: Callable[[int, str], object] | None = None
         self.failure: UserError | None = None
         self.on_failure: Callable[[UserError], object] | None = None
-
-    def begin_counting(self) -> JobStats:
-        """Statistics to which the steps of this process add all that they count from now on."""
-        stats = JobStats()
-        with self.lock:
-            self.counted.append(stats)
-        return stats
 
     def check_stopped(self) -> None:
         """Ends a step of a stopped job at its next element.
@@ -137,27 +109,6 @@ class ProcessState:
             telling.start()
             telling.join(_TELL_SECONDS)
         os._exit(code)
-
-    @contextlib.contextmanager
-    def counting(self) -> Iterator[JobStats]:
-        """Yields statistics of what the steps of this process count while the block lasts."""
-        stats = self.begin_counting()
-        try:
-            yield stats
-        finally:
-            with self.lock:
-                self.counted = [each for each in self.counted if each is not stats]
-
-    def stats_of(self, counted: JobStats) -> JobStats:
-        """A consistent copy of statistics that threads are adding to, with the facts of this process's model."""
-        model = self.model_stats()
-        with self.lock:
-            stats = counted.copy()
-            stats.model_events = self.model_events.copy()
-            if time.monotonic() - self.message_at > _BACKLOG_SECONDS:
-                stats.backlog_age_ms = 0.0
-        stats.take_model(model)
-        return stats
 
 
 PROCESS = ProcessState()
