@@ -9,7 +9,7 @@ from pipeline.config import Config
 from pipeline.process import PROCESS
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing
 from pipeline.report.page import render_report
-from pipeline.stats import beam_metrics, process
+from pipeline.stats import beam_metrics, counted
 from pipeline.stats.counted import COUNTED
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.progress import line
@@ -71,5 +71,5 @@ def test_the_summary_has_both_latencies_under_their_own_names(minute):
 
 def test_the_age_of_the_backlog_is_that_of_the_last_message_and_none_after_a_while(minute, monkeypatch):
     assert COUNTED.stats_of(minute).backlog_age_ms > 1e9
-    monkeypatch.setattr(process, "_BACKLOG_SECONDS", 0.0)
+    monkeypatch.setattr(counted, "_BACKLOG_SECONDS", 0.0)
     assert COUNTED.stats_of(minute).backlog_age_ms == 0
