@@ -67,8 +67,8 @@ class ProcessState:
       entered: Staging folders of the runs that this process has joined as a worker; guarded by `entering`.
       entering: Held while a worker checks what it can reach.
       parts: The work of this process, by the name in `PARTS`.
-      failing: Services that fail and are tried again, `Pub/Sub`, `storage` or `archive`, with the error.
-      died: Threads of the run that failed, with the error.
+      failing: Services that fail and are tried again, `Pub/Sub`, `storage` or `archive`, by name; the log has the error.
+      died: Threads of the run that failed, by name; the log has the error.
       stopped: Whether a signal has stopped the job; its steps, which run in threads, end at their next element.
       before_exit: Tells the outside how the job ended, given its exit code and error, where the process ends at once.
       failure: What the job cannot go on after, as the step that met it raised it; runners pass on only its text.
@@ -80,8 +80,8 @@ class ProcessState:
         self.entered: set[str] = set()
         self.entering = threading.Lock()
         self.parts = {name: Part() for name in PARTS}
-        self.failing: dict[str, str] = {}
-        self.died: dict[str, str] = {}
+        self.failing: set[str] = set()
+        self.died: set[str] = set()
         self.stopped = False
         self.before_exit: Callable[[int, str], object] | None = None
         self.failure: UserError | None = None

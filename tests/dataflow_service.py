@@ -9,6 +9,7 @@ import contextlib
 import json
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -64,7 +65,7 @@ class DataflowService:
         self.jobs: dict[str, dict[str, Any]] = {}
         self.running = threading.Event()
         self.first_state = "JOB_STATE_RUNNING"
-        self.refusals = 0  # so many of the next questions for a job's state
+        self.refusals = Counter[str]()  # so many of the next requests about a job, by their method
         self.on_create: Callable[[], None] = lambda: None
         self.read: Callable[[str], bytes] = read_file
         self._looks_while_draining = 1
@@ -89,8 +90,8 @@ class DataflowService:
         if job_id is None:
             return 200, {"jobs": list(self.jobs.values())}
         job = self.jobs[job_id]
-        if method == "GET" and self.refusals:
-            self.refusals -= 1
+        if self.refusals[method]:
+            self.refusals[method] -= 1
             return 403, {"error": {"code": 403, "status": "PERMISSION_DENIED", "message": "a quota, say"}}
         if method == "PUT":
             job["currentState"] = job["requestedState"] = JobState(body["requestedState"]).name  # clients send numbers

@@ -11,11 +11,8 @@ from msgspec.structs import replace
 from pipeline import run
 from pipeline.config import load_config
 from pipeline.failures import Failure
-from pipeline.monitoring import health
-from pipeline.process import PROCESS
 from pipeline.records import ImageRef, dead_letter_row
 from pipeline.secrets import masked_text
-from pipeline.stats.job_stats import JobStats
 from pipeline.stream.messages import Message, parse_message
 from pipeline.stream.outgoing import dead_letter_message
 from pipeline.stream.shared import RunSettings
@@ -227,9 +224,3 @@ def test_nothing_that_a_stream_publishes_has_a_secret(prefix):
     published = dead_letter_message(letter, 100.0)
     assert b"hunter2" not in published.data and "hunter2" not in str(published.attributes)
     assert published.attributes["image_uri"] == "https://host/a.jpg?v=7"
-
-
-def test_health_checks_show_no_secret(monkeypatch):
-    monkeypatch.setitem(PROCESS.failing, "storage", "Max retries exceeded with url: /x.jpg?sig=hunter2")
-    answered = health.answer(health.readiness(JobStats())).content
-    assert b"Max retries" in answered and b"hunter2" not in answered

@@ -349,7 +349,7 @@ class Feeder:
         """
         if self._failure:
             return None
-        PROCESS.failing.pop("storage", None)  # what it knew of a store is lost; one that still fails is noted again
+        PROCESS.failing.discard("storage")  # what it knew of a store is lost; one that still fails is noted again
         self._running.remove(process)
         failure = _death(code, self._limits)
         if process.units and process.is_ready and process.units[0].process_died(failure):

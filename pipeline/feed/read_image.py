@@ -29,10 +29,10 @@ def note_storage(failure: str, how_long: str = "") -> None:
     PROCESS.parts["read"].progressed()  # a try has returned
     if failure and "storage" not in PROCESS.failing:
         _log.warning("storage fails (%s); each image is tried again %s", failure, how_long)
-    if failure:
-        PROCESS.failing["storage"] = failure
-    elif PROCESS.failing.pop("storage", ""):
+        PROCESS.failing.add("storage")
+    elif not failure and "storage" in PROCESS.failing:
         _log.warning("storage is back")
+        PROCESS.failing.discard("storage")
 
 
 class CircuitBreaker:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import posixpath
@@ -14,6 +15,8 @@ from apache_beam.runners.runner import PipelineState
 
 from pipeline import beam_internals
 from pipeline.errors import RunnerError
+from pipeline.failures import one_line
+from pipeline.log_lines import console
 from pipeline.software import OF_DOCKERFILE, here, of_image
 from pipeline.storage.cloud import google_error
 from pipeline.storage.store import kind_of_error
@@ -80,6 +83,26 @@ def job_of(running: Any, options: Any) -> tuple[str, str]:
 def attached(place: str, job: str, *, streams: bool) -> Any:
     """A job that another process has submitted."""
     return beam_internals.dataflow_job(PipelineOptions(place.split()), job)
+
+
+def drain(running: Any) -> None:
+    """Has a thread drain a stream; safe in a signal's handler, which no failure of the service may leave."""
+    _thread.start_new_thread(_drain, (running,))
+
+
+def _drain(running: Any) -> None:
+    """Asks Dataflow until it drains the job, for as long as this process waits for that."""
+    said = ""
+    while True:
+        try:
+            beam_internals.drain_dataflow_job(running)
+        except Exception as err:  # noqa: BLE001  the network may be away, or permission missing
+            if (why := one_line(err)) != said:
+                console.warning("Dataflow does not drain the stream yet, and is asked again: %s", why)
+            said = why
+            time.sleep(_LOOK_SECONDS)
+        else:
+            return
 
 
 def wait(running: Any) -> None:

@@ -22,7 +22,6 @@ from apache_beam.options.pipeline_options import (
 )
 from apache_beam.runners.runner import create_runner
 
-from pipeline.beam_internals import drain_dataflow_job
 from pipeline.errors import RunnerError
 from pipeline.runners import dataflow, flink, in_memory, prism
 
@@ -156,7 +155,7 @@ RUNNERS = (
         doubts=dataflow.doubts,
         check_stream=dataflow.check_stream,
         wait=dataflow.wait,
-        end_stream=drain_dataflow_job,
+        end_stream=dataflow.drain,
         job_of=dataflow.job_of,
         attached=dataflow.attached,
         has_own_machines=True,

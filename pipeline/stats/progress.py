@@ -70,11 +70,12 @@ def _of_stream(now: JobStats, before: JobStats) -> Iterator[str]:
 
 
 def _show_lines(stats: Callable[[], JobStats], left: threading.Event) -> None:
-    started, before = time.monotonic(), JobStats()
+    started = last = time.monotonic()
+    before = JobStats()
     while not left.wait(_LINE_SECONDS):
-        now = stats()
-        console.info("%6.0f s  %s", time.monotonic() - started, line(now, before, _LINE_SECONDS))
-        before = now
+        now, looked = stats(), time.monotonic()  # reports of many workers take seconds to read
+        console.info("%6.0f s  %s", looked - started, line(now, before, looked - last))
+        before, last = now, looked
 
 
 def _show_bar(stats: Callable[[], JobStats], terminal: Any, left: threading.Event) -> None:

@@ -139,7 +139,7 @@ class Archive:
                     raise
                 if "archive" not in PROCESS.failing:
                     _log.warning("the archive cannot be written (%s); waiting", one_line(err))
-                PROCESS.failing["archive"] = one_line(err)
+                PROCESS.failing.add("archive")
                 self._threads.stop.wait(_AGAIN_SECONDS)
 
     def keep_compacting(self) -> None:
@@ -182,7 +182,7 @@ class Archive:
                 self._writer.write(window.records, *window.unwritten[0])
                 self._written += 1
                 del window.unwritten[0]
-            PROCESS.failing.pop("archive", None)
+            PROCESS.failing.discard("archive")
             self._subscriber.end_hold([record.ref.message_id for record in window.records])
             self._closed = _Window()
 

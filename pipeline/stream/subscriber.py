@@ -136,13 +136,13 @@ class Subscriber:
                 try:
                     with PROCESS.parts["pull"].working(), contextlib.suppress(exceptions.DeadlineExceeded):  # no message came
                         self._pull_once()
-                    PROCESS.failing.pop("Pub/Sub", None)
+                    PROCESS.failing.discard("Pub/Sub")
                 except Exception as err:
                     if not is_lost_connection(err):
                         raise
                     if "Pub/Sub" not in PROCESS.failing:
                         _log.warning("lost Pub/Sub (%s); pulling again until it is back", one_line(err))
-                    PROCESS.failing["Pub/Sub"] = one_line(err)
+                    PROCESS.failing.add("Pub/Sub")
                     self._stop.wait(_AGAIN_SECONDS)
         finally:
             with self._changed:

@@ -54,5 +54,5 @@ class RunThreads:
             work()
         except Exception as err:  # noqa: BLE001  kept for raise_failure
             self._failure = self._failure or err
-            PROCESS.died[threading.current_thread().name] = f"{type(err).__name__}: {err}"
+            PROCESS.died.add(threading.current_thread().name)
             _log.warning("%s failed: %s: %s", threading.current_thread().name, type(err).__name__, err)

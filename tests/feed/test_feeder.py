@@ -458,7 +458,7 @@ class TestReading:
         server.broken = "broken"
         with feeding(LIMITS._replace(give_up_seconds=0.0), processes=2) as feeder:
             waiting = feeder.start([ImageRef("gs://b/broken.bmp", message_id="m")], STRETCH)
-            wait_until(lambda: PROCESS.failing.get("storage"))
+            wait_until(lambda: "storage" in PROCESS.failing)
             (failure,) = fed(feeder, [ImageRef("gs://b/text.bmp", message_id="m")]).failures.values()
             assert failure.reason == "not_an_image"
             assert waiting.result().failures[0].reason == "storage_unavailable"
@@ -469,7 +469,7 @@ class TestReading:
         refs = [ImageRef("gs://b/broken.bmp", message_id="m")]
         with feeding() as feeder:
             waiting = feeder.start(refs, STRETCH)
-            wait_until(lambda: PROCESS.failing.get("storage"))
+            wait_until(lambda: "storage" in PROCESS.failing)
             assert feeder.waits and not waiting.done()
             feeder.stop_waiting()
             assert waiting.result().failures[0].reason == "storage_unavailable"
@@ -485,7 +485,7 @@ class TestReading:
         (tmp_path / "a.bmp").write_bytes(BMP)
         with feeding(LIMITS._replace(retry_seconds=60.0)) as feeder:
             chunk = feeder.start([ImageRef("gs://b/b.bmp", size_bytes=21), *[ImageRef(f"{tmp_path}/a.bmp")] * 2], STRETCH)
-            wait_until(lambda: PROCESS.failing.get("storage"))
+            wait_until(lambda: "storage" in PROCESS.failing)
             wait_until(lambda: server.requests > 1)
             server.broken = ""
             assert places(chunk.result()) == [1, 2]

@@ -13,7 +13,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_runner_api_pb2
 
 from pipeline import run, software
-from pipeline.runners import dataflow as dataflow_launch
+from pipeline.runners import dataflow as dataflow_runner
 from tests.conftest import REPO
 from tests.dataflow_service import BATCH, CLOUD, STREAMING
 from tests.processes import in_thread
@@ -167,6 +167,16 @@ def test_a_signal_drains_the_stream_and_waits_for_it(dataflow, stream, capfd):
     assert "stopping: finishing in-flight images" in printed and "error" not in printed
 
 
+def test_a_stream_that_dataflow_refuses_to_drain_is_drained_once_it_does(dataflow, stream, monkeypatch, capfd):
+    """The handler of the signal makes no call that may fail: the launcher would end, and the stream go on."""
+    monkeypatch.setattr(dataflow_runner, "_LOOK_SECONDS", 0.1)
+    dataflow.refusals["PUT"] = 2
+    with signalled_when_running(dataflow, signal.SIGTERM):
+        assert run.main(stream) == 0
+    assert [job["currentState"] for job in dataflow.jobs.values()] == ["JOB_STATE_DRAINED"]
+    assert capfd.readouterr().err.count("Dataflow does not drain the stream yet, and is asked again: ") == 1
+
+
 def test_an_update_replaces_the_running_job_of_its_name(dataflow, stream):
     """With its id, and the user's renamings; the launcher that waits for the old one ends well."""
     dataflow.jobs["old"] = {"id": "old", "name": "detect", "currentState": "JOB_STATE_RUNNING"}
@@ -247,9 +257,9 @@ def test_an_image_of_another_python_is_refused_before_a_worker_is_paid_for(batch
 
 def test_an_image_that_is_not_here_is_a_doubt_of_the_dry_run_where_its_defaults_are_others(monkeypatch):
     options = PipelineOptions(["--sdk_container_image=reg/worker:gpu"])
-    assert [*dataflow_launch.doubts(options)] == ([] if software.OF_DOCKERFILE.fits(software.here()) else [ANY])
-    monkeypatch.setattr(dataflow_launch, "OF_DOCKERFILE", software.Software("3.9", "2.50.0"))
-    (doubt,) = dataflow_launch.doubts(options)
+    assert [*dataflow_runner.doubts(options)] == ([] if software.OF_DOCKERFILE.fits(software.here()) else [ANY])
+    monkeypatch.setattr(dataflow_runner, "OF_DOCKERFILE", software.Software("3.9", "2.50.0"))
+    (doubt,) = dataflow_runner.doubts(options)
     assert "an image of deploy/Dockerfile has Python 3.9, Beam 2.50.0" in doubt
 
 
@@ -283,8 +293,8 @@ def test_a_stream_in_a_region_that_there_is_not_is_refused(stream, capfd):
 
 def test_a_launcher_waits_on_where_the_service_refuses_to_say_how_its_job_is(dataflow, stream, capfd):
     """The job goes on there; a launcher that ended would leave nobody who drains it."""
-    dataflow.refusals = 3
+    dataflow.refusals["GET"] = 3
     with signalled_when_running(dataflow, signal.SIGTERM):
         assert run.main(stream) == 0
     assert [job["currentState"] for job in dataflow.jobs.values()] == ["JOB_STATE_DRAINED"]
-    assert dataflow.refusals == 0
+    assert not dataflow.refusals["GET"]

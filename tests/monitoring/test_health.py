@@ -2,6 +2,7 @@
 
 import pytest
 
+from pipeline.feed import read_image
 from pipeline.monitoring import health
 from pipeline.process import PARTS, PROCESS
 from pipeline.stats.job_stats import JobStats
@@ -31,11 +32,26 @@ def test_a_job_that_works_is_live_and_ready_with_a_line_for_each_check():
 
 @pytest.mark.parametrize("name", ["model", "Pub/Sub", "storage", "archive"])
 def test_while_the_model_loads_or_a_service_fails_a_job_is_live_but_not_ready(monkeypatch, name):
-    monkeypatch.setattr(PROCESS, "waiting_for", "503 of the service")
-    monkeypatch.setattr(PROCESS, "failing", {name: "503\nof the service"})
+    monkeypatch.setattr(PROCESS, "waiting_for", "loading the model")
+    monkeypatch.setattr(PROCESS, "failing", {name})
     status, lines = answered(health.readiness(JobStats() if name == "model" else WARM))
-    assert (status, [line for line in lines if line not in READY]) == (503, [f"FAILED {name}: 503 of the service"])
+    why = "loading the model" if name == "model" else "the last call failed, as the log shows"
+    assert (status, [line for line in lines if line not in READY]) == (503, [f"FAILED {name}: {why}"])
     assert live()[0] == 200
+
+
+def test_whoever_reaches_the_port_learns_no_address_of_an_image(caplog):
+    """The log has the error."""
+    threads = RunThreads()
+    read_image.note_storage("no answer from https://host/photos/anna.jpg?sig=hunter2")
+    threads.start("pulling", lambda: open("/photos/anna.jpg").close())
+    try:
+        wait_until(lambda: live()[0] == 503)
+        lines = [*live()[1], *answered(health.readiness(WARM))[1]]
+        assert "FAILED storage: the last call failed, as the log shows" in lines and "anna" not in "".join(lines)
+        assert caplog.text.count("anna.jpg") == 2
+    finally:
+        threads.close()
 
 
 @pytest.mark.parametrize(
@@ -53,6 +69,6 @@ def test_a_job_with_a_dead_thread_is_not_live_until_its_run_is_over():
     threads = RunThreads()
     threads.start("pulling", lambda: 1 // 0)
     wait_until(lambda: live()[0] == 503)
-    assert "FAILED threads: pulling: ZeroDivisionError: integer division or modulo by zero" in live()[1]
+    assert "FAILED threads: pulling failed, as the log shows" in live()[1]
     threads.close()
     assert live()[0] == 200

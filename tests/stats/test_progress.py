@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import termios
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,6 +22,7 @@ from pipeline.process import PROCESS
 from pipeline.stats import beam_metrics, progress
 from pipeline.stats.counted import COUNTED
 from pipeline.stats.job_stats import JobStats
+from tests.clock import Clock
 from tests.conftest import REPO
 from tests.processes import wait_until
 from tests.stats.test_beam_metrics import DEAD, DETECTED
@@ -76,6 +78,20 @@ def test_what_a_job_waits_for_is_shown_until_an_image_is_done_then_the_counts(mo
         display.wait_for(waiting)
         beam_metrics.count_results(*[DEAD] * 2, *[DETECTED] * 7)
         display.wait_for(working)
+
+
+def test_the_rate_of_a_line_is_of_the_time_since_the_line_before(monkeypatch):
+    """The reports of many workers may take longer to read than the lines are apart."""
+    display, clock, stats = Display(False, monkeypatch), Clock(), JobStats(read=1000)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=clock))
+
+    def read_slowly():
+        clock.now += 20.0
+        stats.latencies.add([1.0] * 40)
+        return stats.copy()
+
+    with log_lines(), progress.progress_shown(read_slowly):
+        display.wait_for(r"^ +60 s  120 of 1000 images, 2\.0 images/s, 0 failed$")
 
 
 def test_a_stream_has_lines_also_on_a_terminal(monkeypatch):

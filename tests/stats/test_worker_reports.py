@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import shutil
+import threading
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,8 @@ from pipeline.stats.canary_stats import CanaryStats
 from pipeline.stats.counted import Counted
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.worker_reports import StatsReporter, WorkerContext, WorkerReports
+from pipeline.storage.files import read_checked
+from pipeline.storage.listing import MAX_PARALLEL
 from tests.clock import Clock
 
 
@@ -55,6 +58,20 @@ def test_what_was_seen_a_moment_ago_is_not_looked_up_again(staging):
     reporter.flush()
     assert seen.now() == JobStats(read=1)
     assert WorkerReports(staging).now() == JobStats(read=2)
+
+
+def test_reports_of_many_workers_are_read_side_by_side(staging, monkeypatch):
+    """One after the other, those of hundreds of workers are old before the last one is read."""
+    together = threading.Barrier(MAX_PARALLEL)
+
+    def read(path, parse):
+        together.wait(60)
+        return read_checked(path, parse)
+
+    for _ in range(MAX_PARALLEL):
+        StatsReporter(staging, JobStats(read=1).copy).flush()
+    monkeypatch.setattr(worker_reports, "read_checked", read)
+    assert WorkerReports(staging).now().read == MAX_PARALLEL
 
 
 def test_a_worker_that_was_lost_while_messages_waited_leaves_no_age_of_the_backlog(staging, monkeypatch):
