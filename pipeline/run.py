@@ -114,7 +114,7 @@ def _attach(run: str, config: Config, beam_flags: Sequence[str]) -> int:
         raise ConfigError(f"unknown flag {beam_flags[0]}; --attach takes --output or --archive, and how to show the run")
     if not (config.stream.archive or config.output.strip()):
         raise ConfigError("no output: expected --output, or --archive of a stream, with the folder of the run's results")
-    return int(importlib.import_module("pipeline.launch.execute").attach(run, config))
+    return int(importlib.import_module("pipeline.launch.attach").attach(run, config))
 
 
 def _check_is_complete(config: Config) -> None:

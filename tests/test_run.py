@@ -278,7 +278,7 @@ def test_a_reader_that_ends_early_gets_no_traceback():
 STOPPED = """
 import _thread, contextlib, functools, signal, threading, time, types
 from pipeline.errors import run_command
-from pipeline.launch.finalize import stopped_by_signals
+from pipeline.launch.signals import stopped_by_signals
 
 def work():
     with guarded():

@@ -17,14 +17,13 @@ from apache_beam.io.filesystems import FileSystems
 
 from pipeline import graph
 from pipeline.config import Config
-from pipeline.detect.detector import Detector
 from pipeline.errors import DEAD, DONE, BusyError
 from pipeline.launch.dry_run import Planned, first_images, model_lines, tried
 from pipeline.launch.execute import execute, place_of
-from pipeline.launch.finalize import stopped_by_signals
-from pipeline.launch.loading import detector_loading, is_elsewhere, load_detector, model_known, tried_here
+from pipeline.launch.loading import detector_loading, model_known, tried_here
 from pipeline.launch.options import Job, checked_job
 from pipeline.launch.other_version import tell_of_other_version
+from pipeline.launch.signals import stopped_by_signals
 from pipeline.listing.done_rows import NEW, DoneRows
 from pipeline.listing.list_images import check_inputs, folders_in_manifests, folders_of, list_images
 from pipeline.listing.manifests import is_manifest
@@ -76,7 +75,7 @@ def show_plan(job: Job) -> int:
     config = job.config
     check_output(config.output, write=False)
     check_reports(config.output)
-    detector = None if is_elsewhere(job) else load_detector(tried_here(job))
+    detector, tried_as = tried_here(job)
     patterns = config.all_patterns()
     left_out: Counter[str] = Counter()
     found: Iterable[ImageRef | DeadLetter] = list_images(
@@ -84,13 +83,13 @@ def show_plan(job: Job) -> int:
     )
     if config.retry_dead:
         found = graph.dead_letter_replay(config).refs_in_results()
-    planned = _planned(found, _done(config, RowVersion.of(config.as_dict(), _model_of(job, detector))))
+    planned = _planned(found, _done(config, RowVersion.of(config.as_dict(), model_known(job))))
     if planned.is_empty and not config.allow_empty:
         raise names_no_image(config.input)
     say(planned.lines(left_out))
     say(f"         from {pattern}" for pattern in patterns if is_container(pattern) or is_manifest(pattern))
     say([f"         of {config.dates}"] if config.dates else [])
-    say(model_lines(detector, tried_here(job)))
+    say(model_lines(detector, tried_as))
     say(f"warning  {doubt}" for doubt in job.runner.doubts(job.options))
     say([f"runner   {config.runner}", f"output   {config.output} ({', '.join(names_of_files(config.write))})"])
     succeeded = detector is None or tried(
@@ -100,10 +99,6 @@ def show_plan(job: Job) -> int:
     if not succeeded:
         console.error("none of the images that were tried can be detected in; see their dead letters above")
     return DONE if succeeded else DEAD
-
-
-def _model_of(job: Job, detector: Detector | None) -> tuple[str, str]:
-    return (detector.model.metadata.name, detector.model.version) if detector else model_known(job)
 
 
 def _planned(found: Iterable[ImageRef | DeadLetter], done: DoneRows | None) -> Planned:

@@ -1,8 +1,8 @@
 """Runs the graph of a job, batch or stream: here, in this process, or elsewhere, in workers that outlive this process.
 
-A job elsewhere needs its launcher only until it is submitted. From then on the launcher watches it, as `--attach` does from any
-machine that reaches the results folder: it shows what workers report, and at the end prints the outcome that the job's last step
-has written. Where that step never ran, since the job failed or is a stream, whoever watches writes the outcome.
+A job elsewhere needs its launcher only until it is submitted. From then on the launcher watches it, as `attach.py` does: it shows
+what workers report, and at the end prints the outcome that the job's last step has written. Where that step never ran, since the
+job failed or is a stream, whoever watches writes the outcome.
 """
 
 from __future__ import annotations
@@ -20,23 +20,20 @@ import grpc
 from apache_beam.options.pipeline_options import GoogleCloudOptions
 
 from pipeline import graph
-from pipeline.config import Config
 from pipeline.detect.load_detector import detector_in_use
-from pipeline.errors import DONE, STOPPED, ConfigError, GoesOnError, InputError, RunnerError, UserError
-from pipeline.launch.finalize import failed, finished_by_signals, last_line, stopped_by_signals, submitting
+from pipeline.errors import DONE, STOPPED, ConfigError, GoesOnError, RunnerError, UserError
 from pipeline.launch.options import Job
-from pipeline.log_lines import bind_run_id, console, say
+from pipeline.launch.signals import finished_by_signals, signals_noted
+from pipeline.log_lines import console, say
 from pipeline.monitoring.monitor import monitored
 from pipeline.outcome.conclude import CANARY_SECONDS, Conclusion
-from pipeline.outcome.outcome import Launched, Outcome, launched_of, outcome_of
+from pipeline.outcome.outcome import Launched, Outcome, outcome_of
 from pipeline.results.run_folder import Run
-from pipeline.runners.table import RUNNERS, Runner, runner_named
+from pipeline.runners.cause import last_line, raise_cause, refusals_named
+from pipeline.runners.table import RUNNERS, Runner
 from pipeline.stats.counted import COUNTED
 from pipeline.stats.job_stats import JobStats
-from pipeline.stats.summary import RunFacts
 from pipeline.stats.worker_reports import WorkerContext, WorkerReports, naming_failures
-
-_LOOK_SECONDS = 2.0
 
 _Block: TypeAlias = Callable[[], AbstractContextManager[object]]
 
@@ -108,14 +105,14 @@ class Elsewhere:
     def opened(self) -> Iterator[Callable[[], JobStats]]:
         """Makes the run's folder, which goes when the job has ended; gives what workers report meanwhile."""
         with self._left_to_workers() if self._outlives else self.run.opened():
-            self._reports = WorkerReports(self.run, graph.samples_kept(self.job.config), streaming=_streams(self.facts))
+            self._reports = WorkerReports(self.run, graph.samples_kept(self.job.config), streaming=self.facts.streams)
             yield self._reports.now
 
     @contextlib.contextmanager
     def _left_to_workers(self) -> Iterator[None]:
         self.run.open(outlives=True)
         try:
-            with _ended_by(self.run):
+            with ended_by(self.run):
                 yield
         finally:
             if self._has_ended or not self._is_submitted:
@@ -131,7 +128,11 @@ class Elsewhere:
             self.running = pipeline.run()
             return
         launched = Launched(self.job.runner.name, "", "", self.run, self.facts)
-        with self._cancelled_if_stopped(), submitting(self.job.runner.name):
+        with (
+            self._cancelled_if_stopped(),
+            signals_noted("the job is being submitted, and is ended once its id is there"),
+            refusals_named(self.job.runner.name),
+        ):
             launched.write()
             self._is_submitted = True
             self.running = pipeline.run()
@@ -141,7 +142,7 @@ class Elsewhere:
     def wait(self) -> None:
         """Waits for the job's end; cancels it if the launcher is stopped."""
         with self._cancelled_if_stopped():
-            _wait(self.job.runner, self.running)
+            wait_for_end(self.job.runner, self.running)
         self._has_ended = True
 
     @contextlib.contextmanager
@@ -224,47 +225,10 @@ def execute(
         if stop:
             with finished_by_signals(lambda: None):  # the summary will be there in a moment
                 place.outcome_of_stream(end, stats()).keep(place.run)
-        return _shown(place.run)
+        return show_outcome(place.run)
 
 
-def attach(name: str, config: Config) -> int:
-    """Shows a run that was submitted until it ends, and how; returns its exit code.
-
-    Args:
-      name: The run's name.
-      config: Its results folder, as `output` or `archive`; and how to show it.
-
-    Raises:
-      InputError: There is no such run.
-      GoesOnError: It may go on, but cannot be watched any more.
-    """
-    output = (config.stream.archive or config.output).rstrip("/")
-    run = Run(output, name)
-    launched = launched_of(run)
-    if not (launched or run.has_outcome()):
-        raise InputError(f"output {output}: expected a run {name} that goes on without its launcher, or has ended; found none")
-    bind_run_id(name)
-    with stopped_by_signals(output):
-        if launched and not run.has_outcome():
-            _watch(launched, dataclasses.replace(config, mode=launched.facts.config["mode"]))
-        return _shown(run)
-
-
-def _watch(launched: Launched, config: Config) -> None:
-    run, runner, streams = launched.run, runner_named(launched.runner), _streams(launched.facts)
-    reports = WorkerReports(run, graph.samples_kept(config), streaming=streams)
-    running = runner.attached(launched.place, launched.job, streams=streams) if launched.job else None
-    with monitored(config, reports.now), _ended_by(run), naming_failures(reports.failure):
-        if running is None:
-            _wait_for_outcome(run)
-        else:
-            _wait(runner, running)
-    if streams and not run.has_outcome():
-        Conclusion(run, launched.facts).of_reports().keep(run)
-    run.remove_if_possible()
-
-
-def _wait(runner: Runner, running: Any) -> None:
+def wait_for_end(runner: Runner, running: Any) -> None:
     """Waits for the end of a job elsewhere.
 
     Raises:
@@ -277,20 +241,8 @@ def _wait(runner: Runner, running: Any) -> None:
         raise GoesOnError(f"{runner.name} does not answer, and the job may go on: {last_line(err)}") from err
 
 
-def _wait_for_outcome(run: Run) -> None:
-    """Waits until a run has one, as long as it is alive.
-
-    Raises:
-      GoesOnError: It does not seem to be.
-    """
-    while not run.has_outcome():
-        if not run.goes_on() and not run.has_outcome():
-            raise GoesOnError(f"no worker of run {run.name} gives a sign of life; ask its runner what became of it")
-        time.sleep(_LOOK_SECONDS)
-
-
 @contextlib.contextmanager
-def _ended_by(run: Run) -> Iterator[None]:
+def ended_by(run: Run) -> Iterator[None]:
     """Keeps the error that ends a job as the outcome of its run, unless the job may go on."""
     try:
         yield
@@ -298,14 +250,14 @@ def _ended_by(run: Run) -> Iterator[None]:
         raise
     except Exception as err:  # noqa: BLE001  whatever a runner raises
         try:
-            failed(err, run.output)
+            raise_cause(err, run.output)
         except Exception as why:
             Outcome.of(why).keep(run)
             run.remove_if_possible()
             raise
 
 
-def _shown(run: Run) -> int:
+def show_outcome(run: Run) -> int:
     """Prints how a run has ended; returns its exit code.
 
     Raises:
@@ -315,7 +267,3 @@ def _shown(run: Run) -> int:
     if outcome is None:
         raise RuntimeError(f"run {run.name} is over, and its last step has written no outcome to {run.reports}")
     return outcome.show(run)
-
-
-def _streams(facts: RunFacts) -> bool:
-    return bool(facts.config["mode"] == "streaming")

@@ -38,14 +38,14 @@ def model_known(job: Job) -> tuple[str, str]:
     Raises:
       ModelError: The model is missing, or is no detector.
     """
-    if is_elsewhere(job):
+    if _only_workers_see_it(job):
         return _named(job.config)
     known = job.in_process or not job.config.again
     return name_and_version(job.config.model, job.config.detect.engine) if known else ("", "")
 
 
-def is_elsewhere(job: Job) -> bool:
-    """Whether only workers see the model, which lies in their image."""
+def _only_workers_see_it(job: Job) -> bool:
+    """Whether the model lies in the image of workers, and not on this machine."""
     return job.runner.has_own_machines and is_in_image(job.config) and not os.path.exists(job.config.model.path)
 
 
@@ -63,12 +63,15 @@ def _named(config: Config) -> tuple[str, str]:
     )
 
 
-def tried_here(job: Job) -> Config:
-    """The job, to be tried on this machine: workers that run elsewhere may have a GPU that it lacks."""
+def tried_here(job: Job) -> tuple[Detector | None, Config]:
+    """For a dry run, a job's detector on this machine, None where only workers see the model, and the settings that it has here.
+
+    Workers may have a GPU that this machine lacks; then its CPU is tried.
+    """
     config = job.config
-    if job.in_process or not config.detect.device.startswith("gpu") or nvidia_gpus():
-        return config
-    return dataclasses.replace(config, detect=dataclasses.replace(config.detect, device="cpu", precision="float32"))
+    if not job.in_process and config.detect.device.startswith("gpu") and not nvidia_gpus():
+        config = dataclasses.replace(config, detect=dataclasses.replace(config.detect, device="cpu", precision="float32"))
+    return None if _only_workers_see_it(job) else load_detector(config), config
 
 
 @contextlib.contextmanager

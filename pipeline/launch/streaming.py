@@ -19,9 +19,9 @@ from pipeline.detect.load_detector import detector_in_use
 from pipeline.errors import DONE, ConfigError, InputError
 from pipeline.launch.dry_run import model_lines
 from pipeline.launch.execute import Elsewhere, Here, execute, place_of
-from pipeline.launch.finalize import stopped_by_signals
-from pipeline.launch.loading import is_elsewhere, load_detector, model_known, tried_here
+from pipeline.launch.loading import load_detector, model_known, tried_here
 from pipeline.launch.options import Job, checked_job
+from pipeline.launch.signals import stopped_by_signals
 from pipeline.log_lines import bind_run_id, say
 from pipeline.outcome.conclude import Conclusion
 from pipeline.results.completion import RowVersion
@@ -71,10 +71,10 @@ def _check_settings(config: Config) -> None:
 def show_plan(job: Job) -> int:
     """Prints the plan of a run; reads no message and writes nothing."""
     config = job.config
-    detector = None if is_elsewhere(job) else load_detector(tried_here(job))
+    detector, tried_as = tried_here(job)
     check_output(results_folder(config), write=False)
     say([f"input    {config.input[0]}, images under {', '.join(graph.allowed_prefixes(config))}"])
-    say(model_lines(detector, tried_here(job)))
+    say(model_lines(detector, tried_as))
     say(f"warning  {doubt}" for doubt in job.runner.doubts(job.options))
     say([f"runner   {job.runner.name}: {job.runner.guarantee}", f"output   {config.output}; files in {results_folder(config)}"])
     say(["dry run: nothing was written"])

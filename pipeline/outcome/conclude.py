@@ -213,7 +213,7 @@ class Conclusion:
         lost = images["read"] - images["detected"] - images["dead"] - images["skipped"]
         if lost:
             return FAILED, f"{lost} images have no result; this is a defect of the pipeline"
-        most = 1.0 if self.facts.config["mode"] == "streaming" else self.facts.config["max_dead_share"]
+        most = 1.0 if self.facts.streams else self.facts.config["max_dead_share"]
         for failed, of_images in stats.dead_shares[: 1 if is_replay else 2]:  # a replay reads nothing but what has failed
             if failed > most * of_images:
                 before = f" ({failed - stats.failed} of them before)" if failed > stats.failed else ""
@@ -236,7 +236,7 @@ def conclude(stats: JobStats, conclusion: Conclusion, spec: DetectorSpec) -> Non
     PROCESS.check_stopped()
     run = conclusion.run
     if not outcome_of(run):
-        detector = None if conclusion.facts.submitted_at else detector_in_use(spec)
+        detector = None if conclusion.facts.is_elsewhere else detector_in_use(spec)
         if detector:
             conclusion = dataclasses.replace(conclusion, facts=conclusion.facts.ready(detector.ready_at))
         stats.take_model(detector.model_stats(CANARY_SECONDS) if detector else _model_of_workers(run))
@@ -245,7 +245,7 @@ def conclude(stats: JobStats, conclusion: Conclusion, spec: DetectorSpec) -> Non
         except UserError as err:  # no repeat of this step changes it
             outcome = Outcome.of(err)
         outcome.keep(run)
-    if conclusion.facts.submitted_at:
+    if conclusion.facts.is_elsewhere:
         run.remove_if_possible()
     clean_up(run.output)
 

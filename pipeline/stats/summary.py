@@ -39,6 +39,16 @@ class RunFacts:
     config: Mapping[str, Any]
     submitted_at: float = 0.0
 
+    @property
+    def streams(self) -> bool:
+        """Whether the job is a stream."""
+        return bool(self.config["mode"] == "streaming")
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the steps run in workers, and not in the launcher's process."""
+        return self.submitted_at > 0
+
     def ready(self, ready_at: float) -> RunFacts:
         """The facts of a job whose model was ready then; an earlier job of this process may have loaded it."""
         return dataclasses.replace(self, ready_at=max(self.started_at, ready_at))
@@ -51,7 +61,7 @@ class RunFacts:
           finished_at: When it ends.
         """
         ready_at = self.ready_at
-        if self.submitted_at:
+        if self.is_elsewhere:
             ready_at = min(max(began, ready_at), finished_at) if math.isfinite(began) else ready_at  # clocks differ
         return dataclasses.replace(self, ready_at=ready_at, finished_at=finished_at)
 
@@ -69,8 +79,8 @@ def summarise(stats: JobStats, facts: RunFacts) -> dict[str, Any]:
         **({"recovered": stats.detected} if facts.config["retry_dead"] else {}),
         "images_per_second": round(stats.detected / wall, 3),
         "wall_seconds": round(wall, 3),
-        "startup_seconds": round((facts.submitted_at or facts.ready_at) - facts.started_at, 3),
-        **({"submission_seconds": round(facts.ready_at - facts.submitted_at, 3)} if facts.submitted_at else {}),
+        "startup_seconds": round((facts.submitted_at if facts.is_elsewhere else facts.ready_at) - facts.started_at, 3),
+        **({"submission_seconds": round(facts.ready_at - facts.submitted_at, 3)} if facts.is_elsewhere else {}),
         "batch_sizes": {str(size): stats.batches[size] for size in sorted(stats.batches)},
         "stage_seconds": {stage: round(times.total_s, 3) for stage, times in stats.stages.items()},
         "dead_by_reason": dict(summed((reason, n) for (_, reason), n in stats.dead.items()).most_common()),

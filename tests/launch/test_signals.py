@@ -105,7 +105,7 @@ def tee(pipe: Path, log: Path):
 
 def test_a_second_signal_ends_a_batch_at_once():
     """Also while its end waits for a store that is away."""
-    code = "import time\nfrom pipeline.launch.finalize import stopped_by_signals\nwith stopped_by_signals():\n"
+    code = "import time\nfrom pipeline.launch.signals import stopped_by_signals\nwith stopped_by_signals():\n"
     code += "    try:\n        print('works', flush=True)\n        time.sleep(600)\n"
     code += "    finally:\n        print('ends', flush=True)\n        time.sleep(600)\n"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as job:
@@ -132,7 +132,7 @@ def can_be_first() -> bool:
 )
 def test_a_second_signal_ends_the_first_process_of_a_container_at_once(block, ends):
     """The kernel ignores signals without a handler there."""
-    code = f"import time\nfrom pipeline.launch.finalize import finished_by_signals, stopped_by_signals\nwith {block}:\n"
+    code = f"import time\nfrom pipeline.launch.signals import finished_by_signals, stopped_by_signals\nwith {block}:\n"
     code += "    try:\n        print('works', flush=True)\n        time.sleep(600)\n"
     code += "    finally:\n        print('ends', flush=True)\n        time.sleep(600)\n"
     command = [*AS_FIRST, sys.executable, "-c", code]

@@ -20,9 +20,9 @@ from google.auth import exceptions as auth
 from pipeline.errors import AwayError
 from pipeline.failures import ImageError
 from pipeline.feed.read_image import CircuitBreaker
-from pipeline.launch.finalize import failed
 from pipeline.listing.read_images import ReadImages
 from pipeline.records import ImageRef
+from pipeline.runners.cause import raise_cause
 from pipeline.storage import fetch as fetching
 from pipeline.storage.cloud import google_error
 from pipeline.storage.fetch import fetch, storage_failures
@@ -189,7 +189,7 @@ def test_a_job_whose_store_is_away_has_exit_code_1_and_one_line(dead_storage):
                 refs = pipeline | beam.Create([ImageRef(f"gs://b/{n}.jpg") for n in range(20)], reshuffle=False)
                 _ = refs | beam.Map(lambda ref: read_now(ref, LIMIT, CircuitBreaker(0.0, 0.0)))
         except Exception as err:  # noqa: BLE001  runners raise what they like
-            failed(err)
+            raise_cause(err)
     assert caught.value.exit_code == 1 and "\n" not in str(caught.value)
 
 

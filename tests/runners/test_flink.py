@@ -8,8 +8,8 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from pipeline.errors import OutputError, RunnerError
-from pipeline.launch.finalize import failed
 from pipeline.log_lines import log_lines
+from pipeline.runners.cause import raise_cause
 from pipeline.runners.flink import FlinkJob, check_stream
 from tests.emulators import answering
 
@@ -154,7 +154,7 @@ def test_a_job_that_restarts_since_a_worker_lacks_something_is_ended_with_what_t
     with pytest.raises(RuntimeError) as raised:
         flink.job().wait_until_finish()
     with pytest.raises(OutputError, match=r"^output /out: expected a folder that launcher and workers share$"):
-        failed(raised.value)
+        raise_cause(raised.value)
     assert flink.asked[-1] == "PATCH /jobs/a"
 
 

@@ -11,7 +11,7 @@ import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from pipeline.launch.finalize import stopped_by_signals
+from pipeline.launch.signals import stopped_by_signals
 from pipeline.process import PROCESS
 from pipeline.runners.in_memory import InMemoryRunner
 from tests.processes import wait_until
