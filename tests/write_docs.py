@@ -14,7 +14,7 @@ from pipeline.config import settings
 from pipeline.config.setting import Setting
 from pipeline.errors import EXIT_CODES
 from pipeline.failures import MAY_PASS, REASONS
-from pipeline.monitoring.metrics import METRICS, PROCESS_METRICS
+from pipeline.monitoring.prometheus import METRICS, PROCESS_METRICS
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.row_rule import current_sql
 from pipeline.results.rows import FORMATS

@@ -26,10 +26,10 @@ def monitored(config: Config, stats: Callable[[], JobStats] | None = None) -> It
         if monitoring.log_level != "error":
             shown.enter_context(progress_shown(now, as_bar=config.mode == "batch" and monitoring.log_format == "text"))
         if monitoring.metrics_port is not None:
-            from pipeline.monitoring import metrics  # its library is needed by nothing else
+            from pipeline.monitoring import prometheus  # its library is needed by nothing else
 
             pages: dict[str, Page] = {
-                "/metrics": metrics.page(now),
+                "/metrics": prometheus.page(now),
                 "/livez": lambda _: health.answer(health.liveness(monitoring.stuck_after_s)),
                 "/readyz": lambda _: health.answer(health.readiness(now())),
             }

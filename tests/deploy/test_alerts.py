@@ -7,8 +7,8 @@ import subprocess
 import pytest
 import yaml
 
-from pipeline.monitoring.metrics import METRICS
 from pipeline.monitoring.notify import _LAST_RUN
+from pipeline.monitoring.prometheus import METRICS
 from tests.conftest import REPO
 from tests.monitoring.prometheus import needs_prometheus
 

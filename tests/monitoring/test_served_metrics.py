@@ -10,7 +10,7 @@ import urllib.request
 
 import pytest
 
-from pipeline.monitoring.metrics import METRICS
+from pipeline.monitoring.prometheus import METRICS
 from tests.deploy.test_alerts import QUERIES, RULES
 from tests.detect.versioned_models import save_version
 from tests.forked_jobs import ForkedJob

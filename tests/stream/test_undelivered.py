@@ -9,7 +9,7 @@ from pipeline.stats.counted import COUNTED
 from pipeline.stats.job_stats import JobStats
 from pipeline.stream.undelivered import undelivered
 from tests.emulators import answering
-from tests.monitoring.test_metrics import samples
+from tests.monitoring.test_prometheus import samples
 
 SUBSCRIPTION = "projects/p12345/subscriptions/images"
 

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from pipeline.failures import REASONS
-from pipeline.monitoring import metrics
+from pipeline.monitoring import prometheus
 from pipeline.process import PARTS
 from pipeline.records import DeadLetter, DetectedImage, ImageRef, Timing
 from pipeline.stats.histogram import Times
@@ -24,7 +24,7 @@ def detected(name="a", version="1", **timing):
 
 def samples(stats: JobStats) -> dict:
     """Each sample by its name and the values of its labels."""
-    return samples_in(metrics.page(lambda: stats)({}).content.decode())
+    return samples_in(prometheus.page(lambda: stats)({}).content.decode())
 
 
 def some_stats() -> JobStats:
@@ -43,7 +43,7 @@ def test_before_the_first_image_all_is_there_with_zeros():
     assert shown["detection_images_total", "detected", ""] == 0
     assert {key[2] for key in shown if key[:2] == ("detection_images_total", "dead")} == ALL_REASONS
     assert {name for name, *_ in shown if name.startswith("detection")} >= {
-        each.name for each in metrics.METRICS if each.kind != "histogram" and each.name not in MAY_BE_ABSENT
+        each.name for each in prometheus.METRICS if each.kind != "histogram" and each.name not in MAY_BE_ABSENT
     }
 
 
@@ -88,6 +88,6 @@ def test_labels_from_elsewhere_make_no_series():
 
 @needs_prometheus
 def test_promtool_finds_nothing_wrong_with_names_types_and_texts():
-    text = metrics.page(some_stats)({}).content
+    text = prometheus.page(some_stats)({}).content
     checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=120, check=False)
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")
