@@ -135,24 +135,26 @@ def _check_workers(config: Config, runner: Runner, options: PipelineOptions) -> 
     if config.worker.accelerator and not runner.has_own_machines:
         able = " or ".join(other.name for other in RUNNERS if other.has_own_machines)
         raise ConfigError(f"worker.accelerator: expected {able}, which fits machines; got {runner.name}")
-    name, place = ("archive", config.stream.archive) if config.mode == "streaming" else ("output", config.output)
-    if runner.has_own_machines and "://" not in place:
-        raise ConfigError(f"{name}: expected a folder that the workers of {runner.name} reach, gs://<bucket>/…; got {place!r}")
-    if runner.has_own_machines:
-        for path in config.input if config.mode == "batch" else ():
-            if "://" not in path:
-                raise ConfigError(f"input: expected gs://<bucket>/…, which the workers of {runner.name} reach; got {path!r}")
-        if not ("://" in config.model.path or config.model.path in ("", BUNDLED) or is_in_image(config)):
+    are_processes = options.view_as(PortableOptions).environment_type == "PROCESS"
+    for key, path in _places_of_workers(config):
+        if runner.has_own_machines and "://" not in path:
+            raise ConfigError(f"{key}: expected gs://<bucket>/…, which the workers of {runner.name} reach; got {path!r}")
+        if are_processes and not ("://" in path or os.path.isabs(path)):
             raise ConfigError(
-                f"model: expected gs://<bucket>/…, or {_MODELS}<name> in the image of {runner.name}'s workers; "
-                f"got {config.model.path!r}"
+                f"{key}: expected gs:// or an absolute path, since workers begin in folders of their own; got {path!r}"
             )
-    if options.view_as(PortableOptions).environment_type == "PROCESS":
-        for key, path in [(name, place), *(("input", path) for path in config.input if config.mode == "batch")]:
-            if not ("://" in path or os.path.isabs(path)):
-                raise ConfigError(
-                    f"{key}: expected gs:// or an absolute path, since workers begin in folders of their own; got {path!r}"
-                )
+    model = config.model.path
+    if runner.has_own_machines and not ("://" in model or model in ("", BUNDLED) or is_in_image(config)):
+        raise ConfigError(
+            f"model: expected gs://<bucket>/…, or {_MODELS}<name> in the image of {runner.name}'s workers; got {model!r}"
+        )
+
+
+def _places_of_workers(config: Config) -> list[tuple[str, str]]:
+    """What workers read and write, by the setting that names it."""
+    if config.mode == "streaming":
+        return [("archive", config.stream.archive)]
+    return [("output", config.output), *(("input", path) for path in config.input)]
 
 
 def is_in_image(config: Config) -> bool:

@@ -128,7 +128,7 @@ def test_the_user_may_ask_for_a_process_a_core_and_for_no_machines_of_a_kind(bat
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        pytest.param(["--config", BATCH, "--output=out"], "output: expected a folder that the workers", id="local output"),
+        pytest.param(["--config", BATCH, "--output=out"], "output: expected gs://<bucket>/…, which", id="local output"),
         pytest.param(["--config", STREAMING, "--output=projects/p12345/topics/t01"], "archive: expected", id="no archive"),
         pytest.param(["--config", BATCH, "--output=out", "--runner=DirectRunner"], "DataflowRunner, which fits", id="local GPU"),
         pytest.param(
