@@ -11,6 +11,7 @@ import pytest
 from models.metadata import DetectorMetadata, metadata_to_json
 from pipeline.config import Config, DetectConfig, ModelConfig, check_applies, load_config, settings
 from pipeline.errors import ConfigError
+from pipeline.results.completion import RowVersion
 
 
 @pytest.fixture
@@ -175,6 +176,16 @@ def another(setting):
     number = 0.75 if setting.schema.get("maximum") == 1 else 90.0
     of_kind = {"boolean": not setting.default, "number": number, "array": ["csv"], "string": "2026-11-20"}
     return of_kind[setting.schema["type"]]
+
+
+@pytest.mark.parametrize("setting", settings(), ids=lambda setting: setting.key)
+def test_a_setting_of_any_section_decides_on_rows_or_dead_letters_as_it_declares(setting):
+    """`identity="rows"` used to do nothing outside of the section detect, and nobody was told."""
+    before, after = load_config([], {}).as_dict(), load_config([], {}).as_dict()
+    section, _, name = setting.key.rpartition(".")
+    (after[section] if section else after)[name] = ["another"]
+    changed = [one != other for one, other in zip(RowVersion.of(before)[2:], RowVersion.of(after)[2:], strict=True)]
+    assert changed == {"rows": [True, True], "limits": [False, True], "none": [False, False]}[setting.identity]
 
 
 @pytest.mark.parametrize("setting", [each for each in settings() if each.applies], ids=lambda setting: setting.key)
