@@ -24,14 +24,8 @@ Ints = npt.NDArray[np.integer]
 _ROUNDS, _FEW_GROUPS = 8, 8  # of suppression; each round costs 0.03 ms, however many boxes are left
 
 
-def boxes_to_xyxy(boxes: Any, box_format: BoxFormat, xp: Any = np) -> Any:
-    """Convert `(..., 4)` boxes in `box_format` to left, top, right, bottom; units stay as they are.
-
-    Args:
-      boxes: An array, or a tensor.
-      box_format: Order of their numbers.
-      xp: NumPy, or for a tensor `tf.experimental.numpy`.
-    """
+def boxes_to_xyxy(boxes: Any, box_format: BoxFormat) -> Any:
+    """Convert `(..., 4)` boxes in `box_format` to left, top, right, bottom; units stay as they are."""
     a, b, c, d = (boxes[..., n] for n in range(4))
     if box_format == "xyxy":
         edges = (a, b, c, d)
@@ -41,7 +35,7 @@ def boxes_to_xyxy(boxes: Any, box_format: BoxFormat, xp: Any = np) -> Any:
         edges = (a, b, a + c, b + d)
     else:
         edges = (a - c / 2, b - d / 2, a + c / 2, b + d / 2)
-    return xp.stack(edges, axis=-1)
+    return np.stack(edges, axis=-1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -163,6 +157,18 @@ def greedy_pairs(iou: Floats, least: float, free_rows: set[int], free_columns: s
     return pairs
 
 
+def descending(groups: Ints, scores: Floats) -> npt.NDArray[np.intp]:
+    """The order by ascending group, and within it by descending score; of equal ones the first stays the first.
+
+    Complex numbers are sorted by their real parts first, in half the time that `np.lexsort` takes.
+
+    Args:
+      groups: `(N,)`, numbers within 53 bits.
+      scores: `(N,)`.
+    """
+    return np.argsort(groups - 1j * scores, kind="stable")
+
+
 def nms(boxes_xyxy: Floats, scores: Floats, groups: Ints, iou_threshold: float) -> npt.NDArray[np.bool_]:
     """Greedy non-maximum suppression in all groups at once: `(N,)`, whether a box stays.
 
@@ -170,7 +176,7 @@ def nms(boxes_xyxy: Floats, scores: Floats, groups: Ints, iou_threshold: float) 
     the first one is better. A box without area has no rivals.
 
     Each round keeps the best box of each group and drops its rivals. What is left after a few rounds, or of a few groups, goes to
-    OpenCV. Its `NMSBoxes` takes one group at a time: 60 boxes around ten objects take 0.02 CPU-ms an image in batches of 32 here,
+    OpenCV. Its `NMSBoxes` takes one group at a time: 60 boxes around ten objects take 0.01 CPU-ms an image in batches of 32 here,
     and 0.10 there. Its `NMSBoxesBatched` compares boxes of different groups, too.
 
     Args:
@@ -179,10 +185,10 @@ def nms(boxes_xyxy: Floats, scores: Floats, groups: Ints, iou_threshold: float) 
       groups: `(N,)`: which boxes are rivals, such as those of one image and class.
       iou_threshold: 0..1.
     """
-    order = np.lexsort((-scores, groups))
-    corners = boxes_xyxy.take(order, axis=0).T
+    order = descending(groups, scores)
+    corners = np.ascontiguousarray(boxes_xyxy.take(order, axis=0).T)
     sizes = np.maximum(corners[2:] - corners[:2], 0)
-    edges = np.concatenate([corners, np.prod(sizes, axis=0, keepdims=True)])  # and the area
+    edges = np.vstack([corners, sizes[0] * sizes[1]])  # and the area
     ordered, stays = groups.take(order), edges[4] == 0
     left = np.flatnonzero(~stays)
     for turn in itertools.count():

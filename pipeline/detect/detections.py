@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from models.geometry import InputTransform, boxes_to_xyxy, nms
+from models.geometry import InputTransform, boxes_to_xyxy, descending, nms
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig
 from pipeline.errors import ModelError
@@ -18,6 +18,7 @@ from pipeline.records import Detections
 
 _NO_CLASS = -(2**31)
 _GROUPS = 2**32  # of each image: one for each class
+_FAR = 1e29  # pixels of the input; on the image, what is farther away may be infinite in `float32`
 
 
 def to_detections(
@@ -44,32 +45,34 @@ def to_detections(
         counts = _counts(outputs, images, boxes.shape[1])
     except ImageError as err:
         return [err.failure] * images
-    of, rows, confidences, class_ids = _candidates(scores, classes, counts, metadata, detect)
-    with np.errstate(over="ignore", invalid="ignore"):  # overflows become infinite, and are left out below
-        fitted = boxes_to_xyxy(boxes[of, rows].astype(np.float64), metadata.box_format)
+    places, confidences, class_ids = _candidates(scores, classes, counts, metadata, detect)
+    of = places // boxes.shape[1]
+    with np.errstate(over="ignore", invalid="ignore"):
+        fitted = boxes_to_xyxy(boxes.reshape(-1, 4).take(places, axis=0).astype(np.float64), metadata.box_format)
         if metadata.box_units == "norm":
-            fitted = fitted * np.array([_input_wh(metadata, each) * 2 for each in transforms], np.float64)[of]
-        scales = np.array([[each.scale_x, each.scale_y] * 2 for each in transforms])[of]
-        offsets = np.array([[each.offset_x, each.offset_y] * 2 for each in transforms], np.float64)[of]
-        corners = np.array([[each.left, each.top] * 2 for each in transforms])[of]
-        on_image = ((fitted - offsets) / scales + corners).astype(np.float32)
-    kept = np.isfinite(on_image).all(axis=-1)
+            fitted *= np.array([_input_wh(metadata, each) * 2 for each in transforms], np.float64).take(of, axis=0)
+        is_near = (np.abs(np.ascontiguousarray(fitted.T)) < _FAR).all(axis=0)
     if detect.classes:
-        kept &= np.isin(class_ids, [metadata.class_names.index(name) for name in detect.classes])
+        is_near &= np.isin(class_ids, [metadata.class_names.index(name) for name in detect.classes])
+    kept = np.flatnonzero(is_near)
     if metadata.nms == "pipeline":
-        of, fitted, on_image, confidences, class_ids = (each[kept] for each in (of, fitted, on_image, confidences, class_ids))
-        kept = nms(fitted, confidences, of * _GROUPS + class_ids, detect.iou_threshold)
-    of, on_image, confidences, class_ids = (each[kept] for each in (of, on_image, confidences, class_ids))
-    order = np.lexsort((-confidences, of))  # stable
-    ends = np.searchsorted(of, np.arange(images + 1)).tolist()
-    orders = [order[start : min(stop, start + detect.max_detections)] for start, stop in itertools.pairwise(ends)]
+        groups = (of * _GROUPS + class_ids).take(kept)
+        kept = kept[nms(fitted.take(kept, axis=0), confidences.take(kept), groups, detect.iou_threshold)]
+    kept = kept[descending(of[kept], confidences[kept])]
+    of, fitted, confidences, class_ids = (each.take(kept, axis=0) for each in (of, fitted, confidences, class_ids))
+    scales = np.array([[each.scale_x, each.scale_y] * 2 for each in transforms]).take(of, axis=0)
+    offsets = np.array([[each.offset_x, each.offset_y] * 2 for each in transforms], np.float64).take(of, axis=0)
+    corners = np.array([[each.left, each.top] * 2 for each in transforms]).take(of, axis=0)
+    on_image = ((fitted - offsets) / scales + corners).astype(np.float32)
     confidences = np.minimum(confidences, np.float32(1))
-    names = functools.cache(functools.partial(class_name, metadata))
+    names = [*map(functools.cache(functools.partial(class_name, metadata)), class_ids.tolist())]
+    ends = np.searchsorted(of, np.arange(images + 1)).tolist()
+    of_images = [slice(start, min(stop, start + detect.max_detections)) for start, stop in itertools.pairwise(ends)]
     return [
         Failure("detect", "bad_output", _bad_count(outputs, n))
         if counts[n] < 0
-        else Detections(on_image[one], class_ids[one], confidences[one], tuple(map(names, class_ids[one].tolist())))
-        for n, one in enumerate(orders)
+        else Detections(on_image[one], class_ids[one], confidences[one], tuple(names[one]))
+        for n, one in enumerate(of_images)
     ]
 
 
@@ -79,23 +82,27 @@ def _input_wh(metadata: DetectorMetadata, transform: InputTransform) -> tuple[in
 
 def _candidates(
     scores: np.ndarray, classes: np.ndarray | None, counts: np.ndarray, metadata: DetectorMetadata, detect: DetectConfig
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of all boxes that are sure enough: (image, ascending; place in it; confidence, `float32`; class id, `int32`)."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of all boxes that are sure enough: (place among those of all images, ascending; confidence `float32`; class id `int32`)."""
     in_count = np.arange(scores.shape[1]) < counts[:, None]
     with np.errstate(over="ignore", invalid="ignore"):
         if scores.ndim == 3 and detect.labels_per_box == "several":
-            of, rows, ids = np.nonzero((scores.astype(np.float32, copy=False) >= detect.score_threshold) & in_count[..., None])
-            sure = scores[of, rows, ids].astype(np.float32)
+            sure = scores.astype(np.float32, copy=False)
+            pairs = np.flatnonzero((sure >= detect.score_threshold) & in_count[..., None])
+            places, ids = np.divmod(pairs, scores.shape[2])
+            sure = sure.take(pairs)
         else:
             best = (scores.max(axis=-1) if scores.ndim == 3 else scores).astype(np.float32, copy=False)
-            of, rows = np.nonzero((best >= detect.score_threshold) & in_count)
-            sure = best[of, rows]
+            places = np.flatnonzero((best >= detect.score_threshold) & in_count)
+            sure = best.take(places)
             if classes is not None:
-                ids = _class_ids(classes[of, rows].astype(np.float64), metadata.class_id_offset)
-            else:  # without an axis of classes: a model of one class
-                ids = scores[of, rows].argmax(axis=-1) if scores.ndim == 3 else np.zeros(len(of), np.int32)
-    kept = np.isfinite(sure) & (ids != _NO_CLASS)
-    return of[kept], rows[kept], sure[kept], ids[kept].astype(np.int32)
+                ids = _class_ids(classes.take(places).astype(np.float64), metadata.class_id_offset)
+            elif scores.ndim == 3:
+                ids = scores.reshape(-1, scores.shape[2]).take(places, axis=0).argmax(axis=-1)
+            else:  # a model of one class
+                ids = np.zeros(len(places), np.int32)
+    kept = np.flatnonzero(np.isfinite(sure) & (ids != _NO_CLASS))
+    return places.take(kept), sure.take(kept), ids.take(kept).astype(np.int32)
 
 
 def _arrays(outputs: Mapping[str, np.ndarray], images: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
