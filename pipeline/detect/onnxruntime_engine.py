@@ -23,7 +23,7 @@ from pipeline.config.engines import ENGINES
 from pipeline.detect import onnx_graph
 from pipeline.detect.describe_model import describe_onnx, onnx_file
 from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel, OutOfMemory, check_installed, concurrent_batches_of
-from pipeline.detect.gpus import take_gpu
+from pipeline.detect.gpus import gpu_kind, take_gpu
 from pipeline.detect.model_arrays import Arrays, Signature, Tensor, channels_last, picked_candidates
 from pipeline.detect.onnx_graph import PIXELS, PREFIX, add_steps, read_onnx
 from pipeline.detect.user_cache import cache_folder, keep_newest
@@ -38,7 +38,7 @@ _NO_MEMORY = (  # in its messages
 )
 _TYPES = {"float": "float32", "double": "float64"}  # of ONNX, where NumPy's name is another one
 _CPU, _CUDA, _TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
-_KEPT = 4  # newest files in the cache of float16
+_KEPT = 4  # newest models in the caches of float16 and of TensorRT's engines
 
 
 def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig) -> OpenedModel:
@@ -162,7 +162,7 @@ def _opener(folder: str, content: bytes, detect: DetectConfig) -> Callable[[], A
     options.log_severity_level = 4  # each error is raised, too
     onnxruntime.set_default_logger_severity(3)  # errors, such as a library of CUDA that is missing
     available = onnxruntime.get_available_providers()
-    providers = _providers(available, detect)
+    providers = _providers(available, detect, content)
     if providers != [_CPU]:
         with contextlib.redirect_stdout(sys.stderr):
             onnxruntime.preload_dlls()  # CUDA's libraries that pip has installed
@@ -182,7 +182,7 @@ def _opener(folder: str, content: bytes, detect: DetectConfig) -> Callable[[], A
     return open_session
 
 
-def _providers(available: list[str], detect: DetectConfig) -> list[Any]:
+def _providers(available: list[str], detect: DetectConfig, content: bytes) -> list[Any]:
     """CUDA, or TensorRT before it, with the number and the memory of the settings, where there is a GPU; else the CPU.
 
     Raises:
@@ -201,9 +201,25 @@ def _providers(available: list[str], detect: DetectConfig) -> list[Any]:
     memory = {"gpu_mem_limit": str(detect.gpu_memory_mb * 1_048_576)} if detect.gpu_memory_mb else {}
     on_gpu: list[Any] = [(_CUDA, {**device, **memory})]
     if detect.engine == "tensorrt":
-        cache = {"trt_engine_cache_enable": "1", "trt_engine_cache_path": os.path.join(cache_folder(), "tensorrt")}
+        cache = {"trt_engine_cache_enable": "1", "trt_engine_cache_path": engine_cache(content)}
         on_gpu.insert(0, (_TENSORRT, {**device, **cache, "trt_fp16_enable": str(int(detect.precision == "float16"))}))
     return [*on_gpu, _CPU]
+
+
+def engine_cache(content: bytes) -> str:
+    """The folder of TensorRT's engines for a file's content, on this GPU.
+
+    ONNX Runtime finds an engine by the names in a graph (`TRTGenerateId`), which a version with other weights has, too:
+    https://github.com/microsoft/onnxruntime/issues/32254
+    """
+    place, digest = os.path.join(cache_folder(), "tensorrt"), hashlib.sha256(content)
+    digest.update(gpu_kind().encode())
+    folder = os.path.join(place, digest.hexdigest()[:32])
+    with contextlib.suppress(OSError):  # where nothing can be written, ONNX Runtime keeps nothing either
+        os.makedirs(folder, exist_ok=True)
+        os.utime(folder)  # it is in use
+        keep_newest(place, "*", _KEPT)
+    return folder
 
 
 def _tensor(one: Any) -> Tensor:

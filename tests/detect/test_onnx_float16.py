@@ -5,6 +5,7 @@ import pytest
 
 from models.geometry import iou_matrix
 from pipeline.config import DetectConfig
+from pipeline.detect.onnxruntime_engine import engine_cache
 from pipeline.errors import ModelError
 from tests.detect.test_families import picture
 from tests.onnx_files import HW, NAMES
@@ -100,3 +101,14 @@ def test_tensorrt_that_is_not_there_is_one_line(file):
     ) as err:
         detected(file, [], DetectConfig(engine="tensorrt"))
     assert "\n" not in str(err.value)
+
+
+def test_tensorrts_engines_of_a_version_are_no_other_versions(file, tmp_path, monkeypatch):
+    """Its provider finds them by the names in a graph, which weights trained anew do not change."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    content = file.read_bytes()
+    first, other = engine_cache(content), engine_cache(content[:-1] + b"x")
+    assert first != other and first == engine_cache(content)
+    for number in range(5):
+        engine_cache(b"%d" % number)
+    assert len([*(tmp_path / "cache" / "hybrid-detection-pipeline" / "tensorrt").iterdir()]) == 4, "newer ones replace them"
