@@ -28,7 +28,7 @@ from pipeline.beam_internals import let_inference_measure_memory
 from pipeline.config import DetectConfig, ModelConfig, ReadConfig
 from pipeline.detect.detector import Detector, Result
 from pipeline.detect.given_images import GivenImage, as_records
-from pipeline.detect.load_detector import DetectorSpec, checked_settings, shared_detector
+from pipeline.detect.load_detector import DetectorSpec, checked_settings, count_steps, shared_detector
 from pipeline.detect.loaded_model import LoadModel
 from pipeline.limits import MEMORY
 from pipeline.process import PROCESS
@@ -87,7 +87,7 @@ class DetectObjects(beam.PTransform):
             spec = model
         else:
             spec = DetectorSpec(*checked_settings(model, detect, settings), samples, read or ReadConfig())
-        self._handler = DetectorHandler(functools.partial(shared_detector, spec), lazily=lazily)
+        self._handler = DetectorHandler(spec, lazily=lazily)
 
     def expand(self, images: beam.PCollection[Image]) -> DetectedAndDead:
         """Wires the steps of the module's drawing."""
@@ -230,7 +230,11 @@ class StartDetecting(beam.DoFn):
         self._handler = handler
 
     def setup(self) -> None:
+        count_steps(self._handler.spec, 1)
         self._detector = self._handler.load_model()
+
+    def teardown(self) -> None:
+        count_steps(self._handler.spec, -1)
 
     def start_bundle(self) -> None:
         self._chunks: _Chunks | None = None
@@ -258,13 +262,14 @@ class DetectorHandler(ModelHandler[Chunk, Chunk, Callable[[], Detector]]):
     detector.
 
     Args:
-      load: Returns the process's detector; the first call loads it.
+      spec: Of the detector.
       lazily: Whether the first image loads the model, instead of the start of the worker.
     """
 
-    def __init__(self, load: Callable[[], Detector], *, lazily: bool = False):
+    def __init__(self, spec: DetectorSpec, *, lazily: bool = False):
         super().__init__()
-        self._load = load
+        self.spec = spec
+        self._load = functools.partial(shared_detector, spec)
         self._lazily = lazily
 
     def load_model(self) -> Callable[[], Detector]:

@@ -335,18 +335,23 @@ def feeder_of(detect: DetectConfig) -> Feeder:
 
 def open_feeder(feeder: Feeder, detect: DetectConfig, read: ReadConfig) -> None:
     """Lets feeder processes work."""
-    limits = Limits(
+    feeder.open(limits_of(feeder.processes, detect, read), MEMORY.budget())
+
+
+def limits_of(processes: int, detect: DetectConfig, read: ReadConfig) -> Limits:
+    """What each of so many feeder processes may take, where the launcher's other processes have as many."""
+    launched = Share.of_environment().of
+    return Limits(
         max_pixels=detect.max_megapixels * 1e6,
         scaled_decode=detect.scaled_decode,
         max_file_bytes=read.max_file_bytes,
-        read_threads=-(-read.read_threads // (feeder.processes * Share.of_environment().of)),
-        read_ahead_bytes=MEMORY.budget(_READ_AHEAD_BYTES / Share.of_environment().of) / feeder.processes,
+        read_threads=-(-read.read_threads // (processes * launched)),
+        read_ahead_bytes=MEMORY.budget(_READ_AHEAD_BYTES / launched) / processes,
         memory_bytes=MEMORY.limit_bytes,
-        processes=feeder.processes,
+        processes=processes,
         retry_seconds=RETRY_SECONDS,
         give_up_seconds=GIVE_UP_SECONDS,
     )
-    feeder.open(limits, MEMORY.budget())
 
 
 def _chunk_size(model: LoadedModel, tiles: Tiles | None) -> int:

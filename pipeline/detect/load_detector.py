@@ -44,10 +44,13 @@ class DetectorSpec(NamedTuple):
 
 _loading = threading.Lock()
 _detectors: dict[DetectorSpec, Detector] = {}
+_steps: dict[DetectorSpec, int] = {}  # that use a detector; 0 once all have ended
 
 
 def shared_detector(spec: DetectorSpec) -> Detector:
     """The process's detector: the first call loads and warms it, and the process keeps it.
+
+    Others whose steps have all ended are closed first, as in a notebook that tries one threshold after the other.
 
     Raises:
       ModelError: The model cannot be used.
@@ -55,11 +58,19 @@ def shared_detector(spec: DetectorSpec) -> Detector:
     if spec not in _detectors:
         with _loading:
             if spec not in _detectors:
+                for idle in [each for each in _detectors if _steps.get(each) == 0]:
+                    _detectors.pop(idle).close()
                 detector = load_detector(*spec)
                 COUNTED.model_stats = detector.model_stats
                 freeze_gc()
                 _detectors[spec] = detector
     return _detectors[spec]
+
+
+def count_steps(spec: DetectorSpec, change: int) -> None:
+    """Notes that a step begins to use the process's detector, 1, or has ended, -1."""
+    with _loading:
+        _steps[spec] = _steps.get(spec, 0) + change
 
 
 def detector_in_use(spec: DetectorSpec) -> Detector | None:

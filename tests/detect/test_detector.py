@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 from msgspec.structs import replace
 
-from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect.detector import Detector
+from pipeline.config import DetectConfig, ModelConfig, ReadConfig
+from pipeline.detect.detector import Detector, limits_of
 from pipeline.detect.engine import ModelFailed
 from pipeline.detect.load_detector import DetectorSpec, load_detector, shared_detector
 from pipeline.errors import ModelError
@@ -89,6 +89,15 @@ def test_feeder_processes_start_before_the_model_is_loaded_and_end_if_it_cannot_
     with pytest.raises(ModelError, match="no model"):
         load_detector(load, CPU)
     assert feeders() == before
+
+
+@pytest.mark.parametrize("launched", ["1", "4"])
+def test_photos_of_5_mb_are_read_ahead_within_a_bound_of_the_host(monkeypatch, launched):
+    """By 16 processes in all, however many of a launcher have started them: four photos at each, so that a store may be slow."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", launched)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    limits = limits_of(16 // int(launched), DetectConfig(), ReadConfig(read_threads=64))
+    assert limits.read_threads == 4 and 4 * 5e6 <= limits.read_ahead_bytes <= 512e6 / 16
 
 
 def test_images_of_the_sample_carry_a_thumbnail(bright_model):

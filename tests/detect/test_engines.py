@@ -1,7 +1,6 @@
 """A toy engine, of one class and one function, through the whole transform; and the transform, tested with it."""
 
 import contextlib
-import functools
 import importlib
 import os
 import re
@@ -21,7 +20,7 @@ from pipeline.config import DetectConfig, ModelConfig, load_config
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.detect_objects import DetectObjects, DetectorHandler, StartDetecting, detect_images
 from pipeline.detect.engine import ModelFailed, OutOfMemory
-from pipeline.detect.load_detector import DetectorSpec, load_detector, shared_detector
+from pipeline.detect.load_detector import DetectorSpec, load_detector
 from pipeline.detect.load_model import name_and_version
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.errors import ConfigError, DeviceFailedError, ModelError
@@ -92,6 +91,23 @@ def test_a_toy_engine_detects_through_the_whole_transform():
         assert_that(found.dead, letters_are, "Letters")
 
 
+LOADED = []
+
+
+def load_noted(detect):
+    """A toy that the test knows of, since the pipeline runs in this process."""
+    LOADED.append(load_toy(detect))
+    return LOADED[-1]
+
+
+def test_a_notebook_that_tries_one_threshold_after_the_other_keeps_the_last_ones_model():
+    for threshold in (0.2, 0.3, 0.3):
+        with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+            found = pipeline | beam.Create([image("found", box=BOX)]) | DetectObjects(load_noted, score_threshold=threshold)
+            assert_that(found.detected | beam.Map(lambda result: len(result.detections)), equal_to([1]))
+    assert [model.batcher.engine.closed for model in LOADED] == [True, False]
+
+
 def test_each_result_has_the_window_and_the_time_of_its_image():
     def seen(letter, window=beam.DoFn.WindowParam, time=beam.DoFn.TimestampParam):
         return letter.ref.uri, float(time), float(window.start)
@@ -125,7 +141,7 @@ def test_a_chunk_that_is_started_at_once_is_bounded_by_images_and_by_bytes(kilob
         return LoadedModel(METADATA, "1", Batcher(LargeBatches(), HW))
 
     content = b"x" * (kilobytes * 1000)
-    starting = StartDetecting(DetectorHandler(functools.partial(shared_detector, DetectorSpec(load, DetectConfig()))))
+    starting = StartDetecting(DetectorHandler(DetectorSpec(load, DetectConfig())))
     with beam.Pipeline() as pipeline:
         images = pipeline | beam.Create([sum(chunks)]) | beam.FlatMap(lambda n: [EncodedImage(ImageRef("a"), content)] * n)
         sizes = images | beam.ParDo(starting) | beam.Map(lambda chunk: len(chunk.images))
