@@ -26,6 +26,7 @@ from pipeline.limits import available_cpus
 
 _CPU_BATCH_SIZES = (1, 2, 4)  # on a CPU larger batches gain nothing, and each image waits for the whole batch
 _GPU_BATCH_SIZES = (1, 2, 4, 8, 16, 32)
+COMPILED_SIZES = (1, 8, 32)  # each takes XLA 6 to 18 s, and TensorRT builds an engine anew for one that is larger
 
 
 class OutOfMemory(Exception):  # noqa: N818  named like `StopIteration`

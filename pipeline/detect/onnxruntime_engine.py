@@ -22,7 +22,15 @@ from pipeline.config import DetectConfig, ModelConfig
 from pipeline.config.engines import ENGINES
 from pipeline.detect import onnx_graph
 from pipeline.detect.describe_model import describe_onnx, onnx_file
-from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel, OutOfMemory, check_installed, concurrent_batches_of
+from pipeline.detect.engine import (
+    COMPILED_SIZES,
+    FunctionEngine,
+    ModelFailed,
+    OpenedModel,
+    OutOfMemory,
+    check_installed,
+    concurrent_batches_of,
+)
 from pipeline.detect.gpus import gpu_kind, take_gpu
 from pipeline.detect.model_arrays import Arrays, Signature, Tensor, channels_last, picked_candidates
 from pipeline.detect.onnx_graph import PIXELS, PREFIX, add_steps, read_onnx
@@ -61,7 +69,8 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
         network = _in_float16(network)
     content, roles = add_steps(network, signature, metadata, detect, folder)
     engine = _OnnxRuntime(_opener(folder, content, detect), roles, metadata, detect)
-    return OpenedModel(FunctionEngine(engine.run, detect, signature.batch_of(metadata), gpu=engine.gpu), metadata)
+    batch, sizes = signature.batch_of(metadata), COMPILED_SIZES if detect.engine == "tensorrt" else ()
+    return OpenedModel(FunctionEngine(engine.run, detect, batch, gpu=engine.gpu, sizes=sizes), metadata)
 
 
 class _OnnxRuntime:

@@ -16,7 +16,7 @@ from models.export import CANDIDATES, CANDIDATES_FLOAT16
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.describe_model import describe, own_metadata
-from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel, OutOfMemory
+from pipeline.detect.engine import COMPILED_SIZES, FunctionEngine, ModelFailed, OpenedModel, OutOfMemory
 from pipeline.detect.families import read_notes
 from pipeline.detect.golden import read_requests
 from pipeline.detect.model_arrays import (
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from tensorflow.errors import OpError
 
 Call = Callable[[Any], Mapping[str, Any]]
-_COMPILED_SIZES = (1, 8, 32)  # each takes XLA 6 to 18 s
 
 
 def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig) -> OpenedModel:
@@ -65,7 +64,7 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
         except tf.errors.OpError as err:
             raise ModelFailed(_reason(err)) from err
 
-    sizes = _COMPILED_SIZES if gpu and compiled else ()
+    sizes = COMPILED_SIZES if gpu and compiled else ()
     engine = FunctionEngine(run, detect, batch, gpu=gpu, sizes=sizes)
     return OpenedModel(engine, traced.metadata, traced.has_boolean_mask, requests, notes=(note,) if note else ())
 
@@ -84,7 +83,7 @@ def _compiled(traced: TracedModel, folder: str, detect: DetectConfig, *, gpu: bo
         return None, f"model {folder}: takes each image at its own size, so XLA does not compile it"
     if mixed:
         return None, f"model {folder}: XLA compiles no {detect.precision} of it; import it again, or leave out --compiled"
-    sizes = (traced.batch,) if traced.batch else detect.batch_sizes or (_COMPILED_SIZES if gpu else (1,))
+    sizes = (traced.batch,) if traced.batch else detect.batch_sizes or (COMPILED_SIZES if gpu else (1,))
     try:
         try:
             return _compiled_for(traced, sizes), ""
