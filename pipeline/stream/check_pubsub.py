@@ -46,7 +46,7 @@ def check_topic(name: str, what: str, source: str) -> None:
     """
     if name == source:
         raise OutputError(f"{what} {name}: it feeds the input, so the job would read what it publishes; give another topic")
-    _found(name, what, "topic", OutputError, lambda: shared_publisher().get_topic)
+    _found(name, what, "topic", OutputError, lambda: shared_publisher().client.get_topic)
 
 
 def _found(name: str, what: str, kind: str, error: type[UserError], method: Callable[[], Callable[..., Any]]) -> Any:
