@@ -26,8 +26,9 @@ def test_add_up_metrics_at_once(monkeypatch):
     """The runner takes its function from where it is replaced, and gets a list; `test_in_memory.py` has the effect."""
     monkeypatch.setattr(fn_runner, "consolidate_monitoring_infos", fn_runner.consolidate_monitoring_infos)
     beam_internals.add_up_metrics_at_once()
-    infos = [monitoring_infos.int64_user_counter("images", "read", 2), monitoring_infos.int64_user_counter("images", "read", 3)]
-    (added,) = fn_runner.consolidate_monitoring_infos(iter(infos))
+    infos = [monitoring_infos.int64_user_counter("images", "read", number) for number in (2, 3)]
+    beams_own = monitoring_infos.int64_counter(monitoring_infos.ELEMENT_COUNT_URN, 1, pcollection="images")
+    (added,) = fn_runner.consolidate_monitoring_infos(iter([*infos, beams_own]))
     assert monitoring_infos.extract_counter_value(added) == 5
     assert "consolidate_monitoring_infos(" in inspect.getsource(fn_runner.FnApiRunner.run_stages)
 
