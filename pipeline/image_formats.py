@@ -21,6 +21,7 @@ _STARTS = (
     (b"#?RGBE\n", "HDR"),
     *((b"P%d%c" % (kind, space), "PPM") for kind in range(1, 7) for space in b" \t\r\n"),
 )
+_ANY_START = tuple(start for start, _ in _STARTS)  # most names and JSON are none of these: one call says so
 # of ISO/IEC 14496-12, 4.3; a file may name several, and AVIF files name those of HEIF as well
 _BRANDS = (
     ("AVIF", {b"avif", b"avis"}),
@@ -35,9 +36,10 @@ def format_by_start(content: bytes) -> str:
     >>> [format_by_start(start) for start in (b"GIF89a..", b"RIFF....WEBPVP8 ", b"\0\0\0\x14ftypmif1....avif", b"text")]
     ['GIF', 'WEBP', 'AVIF', '']
     """
-    for start, name in _STARTS:
-        if content.startswith(start) and len(content) > len(start):
-            return name
+    if content.startswith(_ANY_START):
+        for start, name in _STARTS:
+            if content.startswith(start) and len(content) > len(start):
+                return name
     if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
         return "WEBP"
     if content[4:8] != b"ftyp":

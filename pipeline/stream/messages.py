@@ -25,7 +25,7 @@ import datetime
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -100,7 +100,7 @@ def parse_message(message: Message, allowed: Sequence[str]) -> Request:
     if is_notification(message) and not _is_work(message.attributes):
         return Request(message.message_id, request_id, skipped=True)
     try:
-        with _refusing():
+        with _Refusing():
             message = dataclasses.replace(message, data=original_message(message.data))
             content = _recognised(message)
             request_id = content.request_id or request_id
@@ -125,26 +125,23 @@ def replay_message(line: bytes, allowed: Sequence[str]) -> tuple[Image | DeadLet
 def image_count(message: Message) -> int:
     """How many images a message names, at least 1; bounds the subscriber."""
     try:
-        with _refusing():
+        with _Refusing():
             images = _recognised(dataclasses.replace(message, data=original_message(message.data))).images
             return max(1, len(images)) if isinstance(images, list) else 1
     except ImageError:
         return 1
 
 
-@contextlib.contextmanager
-def _refusing() -> Iterator[None]:
+class _Refusing(contextlib.AbstractContextManager[None]):
     """Maps every exception in its block to an `ImageError`.
 
     Any other exception would end the stream, again at each restart, since the message is delivered again.
     """
-    try:
-        yield
-    except ImageError:
-        raise
-    except Exception as err:
-        text = f"expected a message that can be understood, got {type(err).__name__}: {err!s:.200}"
-        raise ImageError("message", "bad_request", text) from err
+
+    def __exit__(self, _kind: object, err: BaseException | None, _traceback: object) -> None:
+        if isinstance(err, Exception) and not isinstance(err, ImageError):
+            text = f"expected a message that can be understood, got {type(err).__name__}: {err!s:.200}"
+            raise ImageError("message", "bad_request", text) from err
 
 
 def _bad_request(expected: str, got: Any) -> ImageError:
@@ -224,7 +221,7 @@ def _request(message: Message, request_id: str, content: _Content, allowed: Sequ
     for entry in content.images:
         fields = {"uri": entry} if isinstance(entry, str) else entry
         try:
-            with _refusing():
+            with _Refusing():
                 if not isinstance(fields, dict):
                     raise _bad_request("an image as {'uri'} or {'bytes'}", fields)
                 fields = {**content.shared, **fields}
