@@ -269,16 +269,16 @@ def row_bytes(row: Any, indent: int | None = None) -> bytes:
     return text.encode("utf-8", "backslashreplace")  # "\udc80" is JSON's own escape for what it replaces
 
 
-def line_bytes(row: Any) -> bytes:
-    r"""A row as a line of JSON, made in a third of the time of `row_bytes`; for readers that parse it.
+def compact_bytes(row: Any) -> bytes:
+    r"""The same row without spaces, made in an eighth of the time of `row_bytes`; for readers that parse it.
 
-    >>> line_bytes({"uri": "a.jpg", "score": float("nan")})
-    b'{"uri":"a.jpg","score":null}\n'
+    >>> compact_bytes({"uri": "a.jpg", "score": float("nan")})
+    b'{"uri":"a.jpg","score":null}'
     """
     try:
-        return msgspec.json.encode(row) + b"\n"
+        return msgspec.json.encode(row)
     except UnicodeEncodeError:  # bytes of a name that are no UTF-8
-        return row_bytes(row) + b"\n"
+        return row_bytes(row)
 
 
 def name_bytes(name: str) -> bytes:

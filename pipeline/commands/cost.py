@@ -29,8 +29,8 @@ class Measured:
     """What an image and a job take; docs/COST.md describes each, and `python -m tests.benchmarks.cost` measures most."""
 
     cpu_ms: float = 46.3  # CPU time of an image with YOLOv4-tiny at 416x416, float32 (BENCHMARKS.md, machine B)
-    row_bytes: float = 191.0  # a row of results without objects, as JSON in a message
-    object_bytes: float = 104.0  # each object in it
+    row_bytes: float = 176.0  # a row of results without objects, as JSON in a message
+    object_bytes: float = 92.7  # each object in it
     shard_row_bytes: float = 19.3  # the same row in a shard
     shard_object_bytes: float = 24.6  # each object in it
     attribute_bytes: float = 166.0  # what the message of a row has besides the row

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, BinaryIO
 
-from pipeline.records import line_bytes
+from pipeline.records import compact_bytes
 
 
 def write_jsonl(rows: Iterable[dict[str, Any]], file: BinaryIO) -> None:
     """Writes JSON rows, each as one line; boxes are xyxy in pixels, not clipped."""
-    file.writelines(map(line_bytes, rows))
+    file.writelines(compact_bytes(row) + b"\n" for row in rows)

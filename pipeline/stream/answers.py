@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from pipeline.failures import Failure
-from pipeline.records import ImageRef, dead_letter_row, ref_of, row_bytes
+from pipeline.records import ImageRef, compact_bytes, dead_letter_row, ref_of
 from pipeline.stream.clients import Publishing
 from pipeline.stream.messages import Message, Request
 from pipeline.stream.outgoing import Outcome, answer_message
@@ -111,5 +111,5 @@ class Answers:
 
     def _answer(self, opened: _Open) -> Message:
         late_by = Failure("answer", "deadline", f"not done within {self._deadline_s:g} s; its own message may still come")
-        missing = [Outcome(row_bytes(dead_letter_row(late_by.dead_letter(ref))), failed=True) for ref in opened.missing]
+        missing = [Outcome(compact_bytes(dead_letter_row(late_by.dead_letter(ref))), failed=True) for ref in opened.missing]
         return answer_message(opened.request.request_id, [*opened.outcomes, *missing], on_time=not missing)

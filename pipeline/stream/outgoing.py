@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from pipeline.records import DeadLetter, DetectedImage, ImageRef, dead_letter_row, detection_row, name_bytes, row_bytes
+from pipeline.records import DeadLetter, DetectedImage, ImageRef, compact_bytes, dead_letter_row, detection_row, name_bytes
 from pipeline.stream.messages import Message
 
 MAX_MESSAGE_BYTES = 9_500_000  # Pub/Sub takes 10 MB a message, with its attributes
@@ -57,9 +57,9 @@ def detection_message(image: DetectedImage, now: float) -> Message:
         **_ref_attributes(image.ref, now),
     }
     fields = detection_row(image)
-    data = row_bytes(fields)
+    data = compact_bytes(fields)
     if len(data) > MAX_MESSAGE_BYTES:
-        data = row_bytes({**fields, "detections": [], "detections_left_out": len(image.detections)})
+        data = compact_bytes({**fields, "detections": [], "detections_left_out": len(image.detections)})
         attributes["detections"] = _LEFT_OUT
     return Message(data, _fit(attributes))
 
@@ -69,10 +69,10 @@ def dead_letter_message(letter: DeadLetter, now: float) -> Message:
     attributes = {"kind": "dead_letter", "stage": letter.stage, "reason": letter.reason, **_ref_attributes(letter.ref, now)}
     if letter.model_name:
         attributes |= {"model_name": letter.model_name, "model_version": letter.model_version}
-    data = row_bytes(dead_letter_row(letter))
+    data = compact_bytes(dead_letter_row(letter))
     if len(data) > MAX_MESSAGE_BYTES:
         short = replace(letter, payload=b"", message=letter.message[:_MAX_EXPLANATION])
-        data = row_bytes(dead_letter_row(short))
+        data = compact_bytes(dead_letter_row(short))
         attributes["payload"] = _LEFT_OUT
     return Message(data, _fit(attributes))
 
@@ -85,10 +85,10 @@ def answer_message(request_id: str, outcomes: Sequence[Outcome], *, on_time: boo
     """
     results = [outcome.row for outcome in outcomes if not outcome.failed]
     failed = [outcome.row for outcome in outcomes if outcome.failed]
-    head = row_bytes({"request_id": request_id, "complete": on_time})[:-1]
-    data = b'%s, "results": [%s], "failed": [%s]}' % (head, b", ".join(results), b", ".join(failed))
+    head = compact_bytes({"request_id": request_id, "complete": on_time})[:-1]
+    data = b'%s,"results":[%s],"failed":[%s]}' % (head, b",".join(results), b",".join(failed))
     if len(data) > MAX_MESSAGE_BYTES:
-        data = b'%s, "rows_left_out": %d, "results": [], "failed": []}' % (head, len(outcomes))
+        data = b'%s,"rows_left_out":%d,"results":[],"failed":[]}' % (head, len(outcomes))
     attributes = {"kind": "answer", "request_id": request_id, "images": str(len(results)), "failed": str(len(failed))}
     return Message(data, _fit(attributes))
 

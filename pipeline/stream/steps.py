@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from pipeline.listing.containers import archive_of
 from pipeline.listing.list_images import by_content
 from pipeline.listing.names import is_container, names_image
-from pipeline.records import DeadLetter, DetectedImage, Image, ImageRef, dead_letter_row, ref_of, row_bytes
+from pipeline.records import DeadLetter, DetectedImage, Image, ImageRef, compact_bytes, dead_letter_row, ref_of
 from pipeline.results.layout import kind_of_rows, own_files
 from pipeline.stats import beam_metrics
 from pipeline.storage.store import FoundFile
@@ -141,7 +141,7 @@ class PublishResults(StreamStep):
             return
         if isinstance(result, DeadLetter):
             message, topic = dead_letter_message(result, now), config.stream.dead_letter_topic
-            row = row_bytes(dead_letter_row(replace(result, payload=b"")))
+            row = compact_bytes(dead_letter_row(replace(result, payload=b"")))
         else:
             message, topic = detection_message(result, now), config.output
             row = message.data

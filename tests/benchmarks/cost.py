@@ -24,7 +24,7 @@ import pytest
 
 from pipeline import run
 from pipeline.config import BUNDLED, ModelConfig
-from pipeline.records import DetectedImage, Detections, ImageRef, detection_row, row_bytes
+from pipeline.records import DetectedImage, Detections, ImageRef, compact_bytes, detection_row
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DETECTIONS
 from pipeline.results.reader import done_keys, list_shards
@@ -140,7 +140,7 @@ def of_samples() -> list[DetectedImage]:
 def row_and_message_bytes(images: Sequence[DetectedImage]) -> dict[str, float]:
     """Bytes of a row without objects, of each object in it, and of what a message holds beside its row."""
     objects = np.array([len(image.detections) for image in images])
-    rows = np.array([len(row_bytes(detection_row(image))) + 1 for image in images])
+    rows = np.array([len(compact_bytes(detection_row(image))) for image in images])
     (an_object, a_row), *_ = np.linalg.lstsq(np.stack([objects, np.ones(len(rows))], 1), rows, rcond=None)
     messages = [detection_message(image, time.time()) for image in images]
     beside = [sum(len(name) + len(str(value)) for name, value in message.attributes.items()) for message in messages]
