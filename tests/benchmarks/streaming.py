@@ -1,11 +1,11 @@
 """Measures the streaming job on Google's Pub/Sub emulator: `python -m tests.benchmarks.streaming [WHAT …] [--quick]`.
 
-    throughput   images/s of a backlog, beside the batch job
-    objects      images/s of a backlog of objects in a storage emulator that answers 50 ms late, and CPU time of the process that
-                 detects, with a model that takes no time
+    throughput   a backlog, beside the batch job
+    objects      a backlog of objects in a storage emulator that answers 50 ms late, with a model that takes no time
     latency      p50 and p99 from publishing to receiving, for one image alone and at half of the throughput
 
-Publisher, emulator (Java) and job share this machine's cores; so does everything here that receives.
+Publisher, emulator (Java) and job share this machine's cores; so does everything here that receives. CPU time is an image's, in
+the process that detects (`detecting`), or in this and its feeder processes; so it is the job's alone, unlike images/s.
 Figures go to `.bench/streaming.json`.
 """
 
@@ -20,7 +20,6 @@ import operator
 import shutil
 import signal
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -34,6 +33,7 @@ import pytest
 from tests.benchmarks.contenders import CONFIG, ours
 from tests.benchmarks.images import BENCH, SMALL, link_images, make_images
 from tests.benchmarks.model import make_model
+from tests.benchmarks.rounds import run_once
 from tests.bright_model import export_bright_model
 from tests.emulator_fixtures import new_bucket
 from tests.emulators import PubSubEmulator, running_pubsub_emulator, running_strict_gcs_emulator
@@ -46,6 +46,14 @@ class Received(NamedTuple):
 
     at: float
     latency_ms: float
+
+
+class Backlog(NamedTuple):
+    """What it took to detect in the images of a backlog; CPU milliseconds of an image."""
+
+    images_per_second: float
+    cpu_ms: float
+    detecting_cpu_ms: float
 
 
 @contextlib.contextmanager
@@ -82,17 +90,23 @@ class Bench:
         """
         count, rounds = (256, 1) if self._quick else (1024, 3)
         links = link_images(make_images(SMALL), (BENCH / f"links-{count}").resolve(), count)
-        rates, batch_rates = [], []
-        for _ in range(rounds):
-            rate, summary = self._backlog(links, count)
-            rates.append(rate)
-            batch_rates.append(_batch_rate(links))
+        streams, batches = [], []
+        for number in range(rounds):
+            with self._job("--allow-uri-prefix", str(links)) as (job, received):
+                job.publish(*(json.dumps({"uri": str(path)}).encode() for path in sorted(links.iterdir())))
+                streams.append(_backlog(job, received, count))
+            batches.append(run_once("batch beside streaming", ours(), number, links, BENCH / "out" / "batch_beside_streaming"))
+        rates, batch_rates = ([each.images_per_second for each in runs] for runs in (streams, batches))
+        cpu_ms, batch_cpu_ms = [each.cpu_ms for each in streams], [round(1e3 * each.cpu_seconds_per_image, 2) for each in batches]
         self._rate = statistics.median(rates)
         return {
             "images_per_second": rates,
-            "batch_sizes": summary["batch_sizes"],
-            "batch_images_per_second": batch_rates,
+            "cpu_ms": cpu_ms,
+            "batch_sizes": json.loads((job.archive / "summary.json").read_text())["batch_sizes"],
+            "batch_images_per_second": [round(rate, 2) for rate in batch_rates],
+            "batch_cpu_ms": batch_cpu_ms,
             "share_of_batch": round(statistics.median(map(operator.truediv, rates, batch_rates)), 3),
+            "cpu_beside_batch": round(statistics.median(map(operator.truediv, cpu_ms, batch_cpu_ms)), 3),
         }
 
     def objects(self) -> dict[str, Any]:
@@ -110,12 +124,7 @@ class Bench:
             for name, messages in {"notifications": notices, "URIs": [f"{place}/{each.name}".encode() for each in blobs]}.items():
                 with self._job("--allow-uri-prefix", place, "--model", model) as (job, received):
                     job.publish(*messages)
-                    job.start()
-                    before = psutil.Process(job.pid).cpu_times()
-                    wait_until(lambda into=received: len(into) >= count, job.output, job)
-                    used_s = sum(psutil.Process(job.pid).cpu_times()[:2]) - sum(before[:2])
-                    figures[name] = {"images_per_second": _steady_rate(received), "cpu_ms": round(used_s / count * 1e3, 2)}
-                    _end(job)
+                    figures[name] = _backlog(job, received, count)._asdict()
         return figures
 
     def latency(self) -> dict[str, Any]:
@@ -160,16 +169,6 @@ class Bench:
         wait_until(lambda: len(received) >= before + count, job.output, job)
         return [each.latency_ms for each in received[before:]]
 
-    def _backlog(self, links: Path, count: int) -> tuple[float, dict[str, Any]]:
-        """The rate over the images of a folder, and the job's summary."""
-        with self._job("--allow-uri-prefix", str(links)) as (job, received):
-            job.publish(*(json.dumps({"uri": str(path)}).encode() for path in sorted(links.iterdir())))
-            job.start()
-            wait_until(lambda: len(received) >= count, job.output, job)
-            rate = _steady_rate(received)
-            _end(job)
-            return rate, json.loads((job.archive / "summary.json").read_text())
-
 
 def main() -> None:
     """Runs the measurements that are named, or all."""
@@ -192,11 +191,26 @@ def _end(job: StreamingJob) -> None:
         raise SystemExit(f"the job ended with {code}:\n{job.output()[-2000:]}")
 
 
-def _batch_rate(images: Path) -> float:
-    output = BENCH / "out" / "batch_beside_streaming"
-    shutil.rmtree(output, ignore_errors=True)
-    subprocess.run(ours().command(images, output), check=True, capture_output=True)
-    return float(json.loads((output / "summary.json").read_text())["images_per_second"])
+def _backlog(job: StreamingJob, received: list[Received], count: int) -> Backlog:
+    """Runs a job until it has brought so many images, which are published already, to their results.
+
+    Its first and last tenth are not counted.
+    """
+    job.start()
+    process, looks = psutil.Process(job.pid), []
+    for share in (0.1, 0.9):
+        wait_until(lambda least=share * count: len(received) >= least, job.output, job)
+        looks.append((len(received), *_cpu_seconds(process)))
+    wait_until(lambda: len(received) >= count, job.output, job)
+    _end(job)
+    images, detecting_s, in_all_s = (after - before for before, after in zip(*looks, strict=True))
+    return Backlog(_steady_rate(received), round(in_all_s / images * 1e3, 2), round(detecting_s / images * 1e3, 2))
+
+
+def _cpu_seconds(process: psutil.Process) -> tuple[float, float]:
+    """User and system time of a process, and of this and its children."""
+    own, *children = (sum(each.cpu_times()[:2]) for each in (process, *process.children(recursive=True)))
+    return own, own + sum(children)
 
 
 def _steady_rate(received: list[Received]) -> float:
