@@ -146,6 +146,17 @@ def test_storage_is_asked_for_the_generation_of_what_a_manifest_names_unless_not
     assert sorted(asked) == sorted([done, overwritten, new, gone])
 
 
+def test_storage_is_asked_nothing_of_what_an_inventory_names(tmp_path, monkeypatch):
+    """There is no bucket; each image has the generation that its line tells."""
+    asked, inventory, output = [], tmp_path / "m.csv", f"{tmp_path}/out"
+    inventory.write_text("uri,generation,size\n" + "".join(f"gs://b/{number}.jpg,7,12\n" for number in range(9)))
+    write_rows(output, [detected(f"gs://b/{number}.jpg", "7") for number in range(8)] + [detected("gs://b/8.jpg", "6")])
+    monkeypatch.setattr(done_rows, "generation_of", asked.append)
+    got = run(lambda pipeline: (pipeline | ReadImages([str(inventory)], done=DoneRows(output, VERSION, run="one")))._asdict())
+    assert [image.uri for image in got["images"]] == ["gs://b/8.jpg"]
+    assert merge_stats(got["counted"], 0).done == 8 and asked == []
+
+
 @pytest.mark.slow
 def test_images_in_tfrecord_files_are_left_out_by_their_content(tmp_path):
     write(f"{tmp_path}/a.tfrecord", *(example(image_encoded=name, image_source_id=name) for name in (b"one", b"two")))
