@@ -121,17 +121,16 @@ def running_strict_gcs_emulator() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def running_s3_server(buckets: Path | None = None) -> Iterator[str]:
-    """The same for a server with the protocol of S3 that honours conditions; `buckets` may have a folder for each bucket."""
+def running_s3_server() -> Iterator[str]:
+    """The same for a server with the protocol of S3 that honours conditions."""
     server = shutil.which("versitygw", path=f"{_TOOLS}{os.pathsep}{os.environ.get('PATH', '')}")
     if server is None or importlib.util.find_spec("boto3") is None:
         raise EmulatorMissing("no versitygw, a server with the protocol of S3; get it with `make .tools/versitygw`, where Go is")
     with tempfile.TemporaryDirectory() as folder:
-        objects = buckets or Path(folder, "objects")
-        for path in (objects, Path(folder, "metadata")):
-            path.mkdir(exist_ok=True)
+        for name in ("objects", "metadata"):
+            Path(folder, name).mkdir()
         command = [server, "--quiet", "--access", S3_KEY, "--secret", S3_KEY]
-        places = ["posix", "--sidecar", f"{folder}/metadata", str(objects)]
+        places = ["posix", "--sidecar", f"{folder}/metadata", f"{folder}/objects"]
         with running_server(lambda port: [*command, "--port", f"127.0.0.1:{port}", *places]) as port:
             yield f"http://127.0.0.1:{port}"
 
