@@ -222,7 +222,7 @@ def test_a_request_whose_images_others_are_at_is_answered_also_when_the_job_is_k
         done.update(message.attributes["image_uri"] for message in job.take(job.detections, 1, timeout_s=timeout_s))
         return uri in done
 
-    flags = ("--allow-uri-prefix", "gs://", tmp_path / "in")
+    flags = ("--allow-uri-prefix", "gs://", tmp_path / "in", "--feeder-processes", "2")  # on one core, too: one of them hangs
     with StreamingJob(pubsub_emulator, tmp_path, bright_model, *flags, killed=True) as job:
         for attempt in range(10):  # a job that has just begun may have one bundle at a time, and all hangs
             done: set[str] = set()
