@@ -44,7 +44,7 @@ settings.load_profile("fuzz" if os.environ.get("FUZZ") == "1" else "suite")
 
 # `make test-fast` leaves out whole jobs, emulators, files that load several models or install things, and each test that takes
 # more than a second of a core, which is marked where it stands
-_SLOW_FOLDERS = {"launch", "deploy", "fuzz", "flink", "spark"}
+_SLOW_FOLDERS = {"launch", "runners", "deploy", "fuzz", "flink", "spark"}
 _SLOW_FILES = {
     *("test_etag_stores.py", "test_golden.py", "test_model_versions.py", "test_openvino_engine.py", "test_other_formats.py"),
     *("test_power_cut.py", "test_secrets.py", "test_served_metrics.py"),
@@ -62,7 +62,7 @@ _MATRIX_PARAMETERS = {*_ON_STORAGE, "PrismRunner", "openvino"}
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what takes long; files of whole jobs come first, so that no process is left with one of them at the end."""
-    items.sort(key=lambda item: "launch" not in item.path.parts)
+    items.sort(key=lambda item: not {"launch", "runners"} & {*item.path.parts})
     for item in items:
         if _is_any(item, _MATRIX_FOLDERS, _MATRIX_FILES, _MATRIX_FIXTURES, _MATRIX_PARAMETERS):
             item.add_marker("matrix")

@@ -1,7 +1,7 @@
 """Measures the streaming job on Google's Pub/Sub emulator: `python -m tests.benchmarks.streaming [WHAT …] [--quick]`.
 
     throughput   a backlog, beside the batch job
-    objects      a backlog of objects in a storage emulator that answers 50 ms late, with a model that takes no time
+    objects      a backlog of objects in a storage emulator that answers 50 ms late, with an engine that costs nothing
     latency      p50 and p99 from publishing to receiving, for one image alone and at half of the throughput
 
 Publisher, emulator (Java) and job share this machine's cores; so does everything here that receives. CPU time is an image's, in
@@ -20,10 +20,8 @@ import operator
 import shutil
 import signal
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,11 +32,12 @@ from tests.benchmarks.contenders import CONFIG, ours
 from tests.benchmarks.images import BENCH, SMALL, link_images, make_images
 from tests.benchmarks.model import make_model
 from tests.benchmarks.rounds import run_once
-from tests.bright_model import export_bright_model
 from tests.emulator_fixtures import new_bucket
 from tests.emulators import PubSubEmulator, running_pubsub_emulator, running_strict_gcs_emulator
 from tests.processes import wait_until
 from tests.streaming_job import CuttableProxy, StreamingJob
+
+FREE_ENGINE = "tests.benchmarks.free_engine:open_model"
 
 
 class Received(NamedTuple):
@@ -112,8 +111,8 @@ class Bench:
     def objects(self) -> dict[str, Any]:
         """A backlog that is named by notifications, which have the generation of an object, and one that is named by URIs."""
         count, figures = 256 if self._quick else 1024, {}
-        with running_strict_gcs_emulator() as url, pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-            bucket, model = new_bucket(url, patch), export_bright_model(Path(folder) / "3")
+        with running_strict_gcs_emulator() as url, pytest.MonkeyPatch.context() as patch:
+            bucket = new_bucket(url, patch)
             blobs = [bucket.blob(f"{number}.jpg") for number in range(count)]
             for blob, content in zip(blobs, itertools.cycle(self._images), strict=False):
                 blob.upload_from_string(content)
@@ -122,7 +121,7 @@ class Bench:
             named = [kind | {"objectId": each.name, "objectGeneration": f"{each.generation}"} for each in blobs]
             notices = [(b'{"size": "%d"}' % each.size, fields) for each, fields in zip(blobs, named, strict=True)]
             for name, messages in {"notifications": notices, "URIs": [f"{place}/{each.name}".encode() for each in blobs]}.items():
-                with self._job("--allow-uri-prefix", place, "--model", model) as (job, received):
+                with self._job("--allow-uri-prefix", place, "--engine", FREE_ENGINE) as (job, received):
                     job.publish(*messages)
                     figures[name] = _backlog(job, received, count)._asdict()
         return figures
