@@ -6,6 +6,7 @@ with what an earlier release left in its shuffles and state.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any, TypeVar, get_args, get_origin
@@ -22,6 +23,8 @@ _UNICODE, _ESCAPED = b"\2", b"\3"  # first bytes; the release before wrote 1
 _DTYPES = ("float32", "int32")
 _RECORDS = {record.__name__.encode(): record for record in (ImageRef, EncodedImage, DetectedImage, DeadLetter)}
 _T = TypeVar("_T")
+_making = threading.Lock()
+_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
 
 def pack(value: Any) -> bytes:
@@ -39,15 +42,25 @@ def unpack(kind: type[_T], content: bytes) -> _T:
     Raises:
       ValueError: The bytes are no value of this type.
     """
+    decoder = _decoder(kind)
     try:
         if content[:1] == _UNICODE:
-            return msgspec.msgpack.decode(memoryview(content)[1:], type=kind, dec_hook=_built)
+            return decoder.decode(memoryview(content)[1:])
         if content[:1] == _ESCAPED:
             plain = _with_texts(msgspec.msgpack.decode(content[1:]), lambda text: name_of(text.encode("latin-1")))
             return msgspec.convert(plain, kind, dec_hook=_built)
         raise ValueError("its first byte is of no format that this release knows")
     except (ValueError, TypeError, RecursionError) as err:
         raise ValueError(f"expected a {kind.__name__}: {err}") from err
+
+
+def _decoder(kind: type[_T]) -> msgspec.msgpack.Decoder[_T]:
+    """The decoder of a type. One thread makes it: msgspec 0.22 crashes the process where two meet a type for the first time."""
+    if kind not in _decoders:
+        with _making:
+            if kind not in _decoders:
+                _decoders[kind] = msgspec.msgpack.Decoder(kind, dec_hook=_built)
+    return _decoders[kind]
 
 
 def _with_texts(plain: Any, change: Callable[[str], str]) -> Any:

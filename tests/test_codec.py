@@ -1,6 +1,8 @@
 """Records in a runner's state: a release reads what an earlier one wrote, and nothing that is read there can run."""
 
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import apache_beam as beam
@@ -13,6 +15,7 @@ from apache_beam.typehints import Union
 from pipeline.codec import RecordCoder, pack
 from pipeline.records import DeadLetter, DetectedImage, Detections, EncodedImage, ImageRef, Timing
 from pipeline.stream import deduplicate
+from tests.fixtures import REPO
 
 GOLDEN = Path(__file__).parent / "golden" / "records"
 REF = ImageRef("gs://bucket/\udc80 ä.jpg", "17", 3, 1795226400.5, "request", "message", '{"camera": 7}')
@@ -48,6 +51,29 @@ def test_an_earlier_and_a_later_release_read_each_others_records():
     """A field that the reader does not know is ignored, one that the writer did not know has its default."""
     fields = {"ref": {"uri": "a.jpg"}, "content": b"\xff", "depth": 3}
     assert RecordCoder().decode(b"EncodedImage:" + pack(fields)) == EncodedImage(ImageRef("a.jpg"), b"\xff")
+
+
+FIRST_READ_BY_MANY = """
+import dataclasses, sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from pipeline.codec import pack, unpack
+sys.setswitchinterval(1e-6)
+together = threading.Barrier(8)
+def read(kind):
+    together.wait()
+    return unpack(kind, pack({}))
+with ThreadPoolExecutor(8) as pool:
+    for number in range(200):
+        inner = dataclasses.make_dataclass("Inner", [(f"f{n}", int, n) for n in range(20)])
+        kind = dataclasses.make_dataclass("Kind", [(f"f{n}", inner, dataclasses.field(default_factory=inner)) for n in range(9)])
+        assert [*pool.map(read, [kind] * 8)] == [kind()] * 8
+"""
+
+
+@pytest.mark.slow
+def test_threads_that_meet_a_type_for_the_first_time_read_it():
+    """Workers' threads do, and those of whoever reads their reports; msgspec's own `decode` crashes the process here."""
+    subprocess.run([sys.executable, "-c", FIRST_READ_BY_MANY], cwd=REPO, check=True)
 
 
 OBJECT = {"boxes_xyxy": ["float32", [1, 4], bytes(16)], "class_ids": ["int32", [1], bytes(4)], "class_names": ["a"]}
