@@ -33,6 +33,10 @@ from pipeline.log_lines import console
 if TYPE_CHECKING:
     from pipeline.detect.tensorflow_engine import FrozenModel
 
+# OpenVINO reports each import and each conversion over the network, unasked, from a process of its own; without this package it
+# reports nothing
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+
 NETWORK = "model.xml"
 HIDDEN = ".openvino"  # folder in a version
 _DESCRIPTION = "detector.json"
@@ -151,7 +155,6 @@ def _as_openvino(frozen: FrozenModel, shape: list[int]) -> Any:
 
     with tempfile.TemporaryDirectory(prefix="openvino-") as folder:
         tf.io.write_graph(frozen.function.graph.as_graph_def(), folder, "model.pb", as_text=False)
-        # `openvino.convert_model` does the same, but reports each conversion to OpenVINO's makers
         model = openvino.Core().read_model(os.path.join(folder, "model.pb"))
         for role, tensor in zip(frozen.roles, frozen.function.outputs, strict=True):
             model.output(tensor.name).get_tensor().set_names({role})
