@@ -42,6 +42,7 @@ def test_fields_come_out_as_they_went_in_or_are_counted(fields, extra):
     assert json.loads(extra_text(fields) or "{}") == (fields if extra is ... else extra)
 
 
+@pytest.mark.slow
 @hypothesis_settings(deadline=None)
 @given(st.dictionaries(st.text(max_size=70), values, max_size=50))
 @example({"...": True})

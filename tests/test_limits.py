@@ -139,6 +139,7 @@ def test_wsl2_and_jetson_have_one_gpu_without_a_numbered_device(tmp_path, monkey
     assert nvidia_gpus(*given) == gpus
 
 
+@pytest.mark.slow
 def test_a_limit_that_the_model_does_not_fit_is_an_error_of_one_line(bright_model):
     try:
         with pytest.raises(ModelError, match=r"needs at least \d+ MB; memory_mb or the container allows 100 MB$"):

@@ -91,7 +91,7 @@ logging.getLogger().addHandler(handler)"""
     ("setup", "shown"),
     [
         pytest.param("", "a line", id="no log"),
-        pytest.param(BEAM, "a line", id="a worker of Beam, whose launcher may not listen"),
+        pytest.param(BEAM, "a line", id="a worker of Beam, whose launcher may not listen", marks=pytest.mark.slow),
         pytest.param("logging.basicConfig()", "INFO:detect-objects:a line", id="a log of its own"),
     ],
 )

@@ -170,6 +170,7 @@ def answers(tmp_path_factory):
     return dict(zip(commands, json.loads(done.stdout), strict=True)), sorted(os.listdir(folder))
 
 
+@pytest.mark.slow
 def test_help_and_versions_are_shown_at_once_and_only_the_module_of_the_verb_is_imported(answers):
     """`doctor`, too, imports neither TensorFlow nor Beam."""
     assert [answers[0][name][-1] for name in ("help", "doctor", "typo")] == [[], [], []]
@@ -200,6 +201,7 @@ def test_what_the_table_of_other_tools_names_is_there():
     assert not {*_FLAGS} & {flag.removeprefix("--") for flag in flags}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [lambda path: f"~/{path.name}", lambda path: f"file://localhost{path}"], ids=["home", "URI"])
 def test_a_home_folder_and_a_file_uri_are_paths_wherever_one_is_given(write, tmp_path, monkeypatch, capsys, bright_model):
     """Input, output, model, config, and manifests that a flag names."""
@@ -250,6 +252,7 @@ def test_each_verb_teaches_itself_under_its_own_name_and_a_wrong_flag_is_one_lin
     assert (code, out, err.count("\n"), err[:7]) == (2, "", 1, "error: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "verb"),
     [

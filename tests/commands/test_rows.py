@@ -64,6 +64,7 @@ def test_the_same_rows_are_an_export(out, capfdbinary):
     assert len(pd.read_json("exported/detections.jsonl", lines=True)) == 3
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_early_is_no_error(tmp_path):
     for number in range(20):
         write_rows(f"{tmp_path}", [detected(f"{number}-{n}.jpg") for n in range(500)])

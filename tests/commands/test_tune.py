@@ -55,6 +55,7 @@ class Watched(Detector):
         return chunk
 
 
+@pytest.mark.slow
 def test_a_turn_has_as_many_images_under_way_as_a_job():
     """So many that all feeder processes have work, which is more than the engine alone can use."""
     photos, ahead = [ImageRef(scene) for scene in SCENES], []

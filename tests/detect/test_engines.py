@@ -100,6 +100,7 @@ def load_noted(detect):
     return LOADED[-1]
 
 
+@pytest.mark.slow
 def test_a_notebook_that_tries_one_threshold_after_the_other_keeps_the_last_ones_model():
     for threshold in (0.2, 0.3, 0.3):
         with beam.Pipeline(runner=FnApiRunner()) as pipeline:
@@ -230,6 +231,7 @@ def test_the_command_of_the_page_runs_as_it_stands_in_an_empty_folder(engine_of_
     assert found == [(str(engine_of_the_page / "photos" / "a.png"), "bright")]
 
 
+@pytest.mark.slow
 def test_an_engine_of_ones_own_opens_any_file_whose_fingerprint_is_the_version(engine_of_the_page):
     """Another content is another version; a name of a version is refused, as nothing has versions."""
     versions = {}

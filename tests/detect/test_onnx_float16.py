@@ -67,6 +67,7 @@ def found(file, precision):
     return [result.detections for result in results]
 
 
+@pytest.mark.slow
 def test_boxes_stay_where_they_are_and_the_converted_file_is_kept(file, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     cache = tmp_path / "cache" / "hybrid-detection-pipeline" / "onnx-float16"

@@ -69,6 +69,7 @@ def test_a_precision_that_the_device_lacks_is_refused(engine, others):
         load(ModelConfig(path="digits"), DetectConfig(device="cpu", engine=engine, precision="float16"))
 
 
+@pytest.mark.slow
 def test_a_model_on_the_cpu_of_a_machine_with_a_gpu_is_a_warning(monkeypatch):
     real = glob.glob
     monkeypatch.setattr(glob, "glob", lambda path, **more: ["/dev/nvidia0"] if "nvidia" in path else real(path, **more))

@@ -76,6 +76,7 @@ def test_names_that_lead_outside_and_nested_archives_and_videos_are_dead_letters
     assert [outcome for _, outcome in found] == ["bad_member"] * 6 + [b"x"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["zip", "tar"])
 def test_a_member_above_the_limit_is_not_unpacked(tmp_path, kind):
     """A bomb of 50 MB takes no memory, and its neighbour is read."""

@@ -3,6 +3,8 @@
 import contextlib
 from pathlib import Path
 
+import pytest
+
 from models import digits
 from models.evaluate import evaluate
 from pipeline.config import DetectConfig, ModelConfig
@@ -12,6 +14,7 @@ from pipeline.records import ImageRef, detection_row
 SAMPLES = Path(digits.FOLDER, "samples")
 
 
+@pytest.mark.slow
 def test_the_bundled_detector_finds_the_digits_of_the_sample_scenes():
     with contextlib.closing(load_detector(ModelConfig("digits"), DetectConfig(score_threshold=0.01))) as detector:
         found = detector.detect([ImageRef(str(path)) for path in sorted(SAMPLES.glob("*.jpg"))])

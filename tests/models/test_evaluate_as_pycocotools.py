@@ -73,6 +73,7 @@ def by_pycocotools(truth, results):
     return [None if value == -1 else float(value) for value in evaluation.stats], by_class
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 5), st.sampled_from([1, 3, 8]), st.integers(1, 12))
 def test_the_figures_of_any_boxes_are_those_of_pycocotools(seed, images, classes, grid, most):

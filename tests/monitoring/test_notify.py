@@ -92,6 +92,7 @@ def test_a_job_that_is_refused_is_told_too_and_its_exit_code_stays(tmp_path, at_
     assert "warning: notification failed: ConnectionError" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "having"),
     [

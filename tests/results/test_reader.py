@@ -267,6 +267,7 @@ def test_what_a_disk_does_not_give_back_as_it_was_written_replaces_nothing(outpu
     assert uris(output) == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 def test_compaction_holds_a_bounded_number_of_bytes_whatever_they_shrink_to(tmp_path):
     """D14: payloads of zeros are a thousand times smaller as Parquet; together they overflowed a column."""
     output, payloads = str(tmp_path), 40

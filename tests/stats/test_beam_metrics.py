@@ -52,6 +52,7 @@ def images(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_metrics_of_a_batch_job_are_those_of_its_summary(images, bright_model):
     inputs = [f"{images}/in", f"{images}/m.txt"]
     model = {"model.path": bright_model, "detect.batch_sizes": [2]}
@@ -99,6 +100,7 @@ def test_the_latency_of_each_image_that_is_published_is_noted():
     assert counted(pipeline.result) == ({}, {"latency_ms": (36, 3)})
 
 
+@pytest.mark.slow
 def test_counts_of_many_threads_add_up():
     threads = [threading.Thread(target=lambda: [beam_metrics.count_results(DETECTED) for _ in range(500)]) for _ in range(8)]
     with COUNTED.counting() as seen:

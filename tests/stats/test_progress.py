@@ -100,6 +100,7 @@ def test_a_stream_has_lines_also_on_a_terminal(monkeypatch):
         display.wait_for(r"^ *\d+ s  0 of 7 images, 0.0 images/s, 0 failed$")
 
 
+@pytest.mark.slow
 def test_a_job_says_that_its_model_is_loading(monkeypatch, bright_model):
     display = Display(False, monkeypatch)
     config = load_config([], {"model.path": bright_model, "detect.batch_sizes": [3]})

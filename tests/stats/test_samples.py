@@ -43,6 +43,7 @@ def test_the_same_images_are_kept_in_any_order(images, size, random):
     assert len(names[0]) == len(set(names[0])) == min(size, len(images))
 
 
+@pytest.mark.slow
 @given(IMAGES, SIZES, st.data())
 def test_a_sampler_wants_each_image_that_is_kept_in_the_end_also_if_it_comes_again(images, size, data):
     again = data.draw(st.lists(st.sampled_from(images), max_size=20)) if images else []

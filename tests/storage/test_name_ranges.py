@@ -17,7 +17,7 @@ from pipeline.storage.stores import store_of
 ODD = ["!", "0", "IMG 1.jpg", "IMG_1.jpg", "IMG_1.jpg!", "IMG_10.jpg", "Z", "~", "\x80", "é", "\ue000", "\uff5e", "\U0001f600"]
 
 
-@pytest.fixture(params=["Cloud Storage", pytest.param("S3", marks=pytest.mark.matrix)])
+@pytest.fixture(params=[pytest.param("Cloud Storage", marks=pytest.mark.slow), pytest.param("S3", marks=pytest.mark.matrix)])
 def folder(request):
     """The URI of an empty folder, and what writes an object."""
     if request.param == "S3":
