@@ -30,6 +30,7 @@ _DEMUXERS = "mov,matroska,avi"  # others, such as those of playlists, open what 
 _KINDS = "MP4, QuickTime, Matroska, WebM or AVI"
 _SEEK_EARLIER_S = 2  # frames are stored in another order than they are shown
 _EARLY_END_S = 0.5  # headers give the duration about so exactly
+_HEADER_BYTES, _GAP_S = 200, 0.01  # at most, between two packets of an undamaged Matroska file
 _MOST_PIXELS = 2**31 - 1
 
 
@@ -129,6 +130,7 @@ def _frames(container: Any, path: str) -> Iterator[tuple[int, Any]]:
 
     start, stream = Fraction(container.start_time or 0, av.time_base), container.streams.best("video")
     ms, end, has_key = 0, start, False
+    read_to, in_order = math.inf, "matroska" in container.format.name
 
     def message(why: str) -> str:
         return f"{path} is damaged behind {ms / 1000:.3f} s ({why}): later frames cannot be read"
@@ -138,7 +140,12 @@ def _frames(container: Any, path: str) -> Iterator[tuple[int, Any]]:
             if packet.is_corrupt:
                 raise ValueError("a part is not all there")
             if packet.pts is not None and packet.stream.type in ("video", "audio"):
+                missing = packet.pts * packet.time_base - end
+                # the demuxer of Matroska passes over damage to the next cluster, and reports nothing
+                if in_order and packet.pos > read_to + _HEADER_BYTES and missing > _GAP_S:
+                    raise ValueError(f"the next {float(missing):.3f} s are not there")
                 end = max(end, (packet.pts + (packet.duration or 0)) * packet.time_base)
+            read_to = (packet.pos or 0) + packet.size
             # a recording may begin amid a group of pictures
             has_key = has_key or (packet.stream is stream and packet.is_keyframe)
             for frame in packet.decode() if has_key and packet.stream is stream else ():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.listing.videos import images_of_video
-from pipeline.records import EncodedImage, ImageRef
+from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from tests.memory import less_memory_than
 
 KINDS = [
@@ -32,6 +32,7 @@ def write_video(
     with av.open(str(path), "w", options=container or {}) as video:
         video.metadata.update(about)
         stream = video.add_stream(codec, rate=25, options=options)
+        stream.codec_context.thread_count = 1  # the same file on each machine
         sound = video.add_stream("aac", rate=8000, layout="mono") if sound_seconds else None
         stream.width, stream.height = wh
         stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
@@ -151,6 +152,17 @@ def test_of_a_damaged_video_the_frames_before_are_read_and_the_rest_is_one_dead_
     assert 50 < len(good) < 220
     assert (rest.stage, rest.reason, rest.ref.uri) == ("read", "broken_file", str(path))
     assert f"is damaged behind {(len(good) - 1) / 25:.3f} s (" in rest.message
+
+
+@pytest.mark.parametrize(("name", "codec"), [("a.mkv", "mpeg4"), ("a.mkv", "libx264"), ("a.webm", "libvpx")])
+def test_wherever_matroska_is_damaged_no_frame_is_missing_without_a_dead_letter(tmp_path, name, codec):
+    """Its demuxer went on at the next cluster: up to five seconds of frames were in no row and in no dead letter."""
+    path = write_video(tmp_path / name, 250, codec)
+    content = path.read_bytes()
+    for damaged_at in range(len(content) // 20, len(content) * 19 // 20, len(content) // 25):
+        path.write_bytes(content[:damaged_at] + b"\xff" * 200 + content[damaged_at + 200 :])
+        images = read(path, 25.0)
+        assert len(images) == 250 or isinstance(images[-1], DeadLetter), damaged_at
 
 
 @pytest.mark.parametrize("cut", [0, 10, 1000])
