@@ -23,7 +23,8 @@ from pipeline.feed.readable_formats import Size, corrupt, format_of, not_read, t
 # OpenCV's colour flags mean BGR and cannot be combined with RGB; these give the scale alone
 _SCALED_DECODES = ((8, cv2.IMREAD_REDUCED_GRAYSCALE_8), (4, cv2.IMREAD_REDUCED_GRAYSCALE_4), (2, cv2.IMREAD_REDUCED_GRAYSCALE_2))
 _MARGIN = 1.5  # a scaled decode keeps at least this many pixels for each pixel of the model's input
-_BYTES_PER_PIXEL = 16  # of decoding; formats that take more may have fewer pixels
+_BYTES_PER_PIXEL = 16  # of decoding with Pillow
+_MOST_BYTES_PER_PIXEL = 20.5  # as JPEG 2000 in colours takes; of what takes more, fewer pixels are allowed
 _OPENCV_FIRST = {"PNG", "WEBP", "BMP", "TIFF", "PPM", "HDR"}  # OpenCV scales 16 bits; Pillow gets what OpenCV cannot read
 _OPENCV_JPEG2000_MODES = {"L", "RGB", "RGBA", "I;16"}
 _PADDING = b"\xaa" * 64  # behind a JPEG's last pixel a decoder skips it; in place of pixels it makes other ones
@@ -55,7 +56,7 @@ def decode_image(
     Args:
       content: The file's bytes.
       max_pixels: Most pixels that decoding may produce (for JPEG in several scans: that the image may have). Fewer for formats
-        that take more than 16 bytes a pixel to decode. It also sets the CPU time of a feeder process: see `most_seconds`.
+        that take more than 20.5 bytes a pixel to decode. It also sets the CPU time of a feeder process: see `most_seconds`.
       needed_wh: Size of the upright image -> its size in the model's input; allows decoding at reduced scale. None: full scale.
       room: Surrounds the decoding.
     """
@@ -86,7 +87,7 @@ def _decode(opened: OpenedImage, max_pixels: float, needed_wh: Callable[[Size], 
 
 
 def _check_size(opened: OpenedImage, held_pixels: float, max_pixels: float) -> None:
-    more = max(1.0, opened.bytes_per_pixel / _BYTES_PER_PIXEL)
+    more = max(1.0, opened.bytes_per_pixel / _MOST_BYTES_PER_PIXEL)
     if held_pixels * more > max_pixels:
         of_such = f" of such {opened.format}" if more > 1 else ""
         raise too_large(f"{max_pixels / more / 1e6:g} megapixels{of_such}", opened.wh)

@@ -35,6 +35,7 @@ OF_OPENCV = hostile.png((800, 800), 1, 0, zlib.compress(bytes(101 * 800)), befor
         pytest.param(JPEG, None, 640_000, id="jpeg at full scale"),
         pytest.param(PROGRESSIVE, (50, 50), 640_000, id="progressive jpeg holds all coefficients"),
         pytest.param(OF_OPENCV, None, 640_000, id="png that only opencv reads"),
+        pytest.param(encoded(SQUARE, "JPEG2000"), None, 640_000, id="jpeg 2000 in colours"),
     ],
 )
 def test_the_limit_is_exact_and_counts_the_pixels_that_decoding_holds(content, needed, least_pixels):
