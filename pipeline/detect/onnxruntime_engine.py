@@ -219,7 +219,7 @@ def engine_cache(content: bytes) -> str:
     """The folder of TensorRT's engines for a file's content, on this GPU.
 
     ONNX Runtime finds an engine by the names in a graph (`TRTGenerateId`), which a version with other weights has, too:
-    https://github.com/microsoft/onnxruntime/issues/32254
+    https://github.com/microsoft/onnxruntime/issues/6455
     """
     place, digest = os.path.join(cache_folder(), "tensorrt"), hashlib.sha256(content)
     digest.update(gpu_kind().encode())
