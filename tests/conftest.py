@@ -46,15 +46,9 @@ settings.load_profile("fuzz" if os.environ.get("FUZZ") == "1" else "suite")
 # more than a second of a core, which is marked where it stands
 _SLOW_FOLDERS = {"launch", "runners", "deploy", "fuzz", "flink", "spark"}
 _SLOW_FILES = {
-    *(
-        "test_candidates.py",
-        "test_compiled.py",
-        "test_etag_stores.py",
-        "test_families.py",
-        "test_golden.py",
-        "test_model_versions.py",
-    ),
-    *("test_openvino_engine.py", "test_other_formats.py", "test_power_cut.py", "test_secrets.py", "test_served_metrics.py"),
+    *("test_canary.py", "test_candidates.py", "test_compiled.py", "test_etag_stores.py", "test_families.py", "test_golden.py"),
+    *("test_model_versions.py", "test_openvino_engine.py", "test_other_formats.py", "test_power_cut.py", "test_secrets.py"),
+    *("test_served_metrics.py", "test_stuck_jobs.py"),
 }
 _SLOW_FIXTURES = {"gcs_bucket", "pubsub_emulator", "run_job"}
 _ON_STORAGE = {"gs", "gcs", "s3", "abfs", "storage"}  # parameters
