@@ -99,7 +99,7 @@ MUTANTS = {
         "pipeline/results/row_rule.py",
         "np.lexsort((made_at, detected, is_chosen, groups))",
         "np.lexsort((detected, made_at, is_chosen, groups))",
-        "tests/commands/test_compact.py::test_which_row_stays",
+        "tests/results/test_reader.py::test_the_current_row_of_an_image_and_a_model",
     ),
     "blames an image for what the device does": Mutant(
         "pipeline/detect/batcher.py",

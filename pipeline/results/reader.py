@@ -41,7 +41,7 @@ KINDS = (DETECTIONS, DEAD_LETTERS)
 BATCH_ROWS = 1000  # each is a few kB as Python objects
 _BATCH_BYTES = 16 << 20  # dead letters may carry messages of 10 MB
 _WHOLE_BYTES = 1 << 20  # an object of this size is fetched by one request; larger ones in parts of it
-_DISK_PARALLEL = 2  # shards of a disk that are read side by side: no answer is waited for, and what is read takes memory
+_AHEAD_BYTES = 4 << 20  # of shards of a disk that are read ahead: what is read of them takes ten times as much memory
 _TRIES = 10  # compactions that delete what a reader has listed
 _KEY_BYTES = 8  # a row takes at least its key, which is a hash
 _FEW_ROWS = 100_000  # as many as this program writes into a shard, whose keys may repeat
@@ -112,8 +112,10 @@ class ResultsFolder:
             except (DamagedError, FileNotFoundError) as err:
                 return err
 
-        parallel = MAX_PARALLEL if "://" in self.output else _DISK_PARALLEL
-        for shard, found in side_by_side(outcome, self.shards if shards is None else shards, parallel):
+        def size(shard: Shard) -> int:
+            return 0 if "://" in self.output else shard.size_bytes
+
+        for shard, found in side_by_side(outcome, self.shards if shards is None else shards, size):
             if isinstance(found, DamagedError):
                 self._name_damaged(shard, found)
             elif not isinstance(found, FileNotFoundError):
@@ -231,15 +233,15 @@ def undisturbed(read: Callable[[], _Answer]) -> _Answer:
 
 
 def side_by_side(
-    call: Callable[[_Item], _Answer], items: Iterable[_Item], parallel: int = MAX_PARALLEL
+    call: Callable[[_Item], _Answer], items: Iterable[_Item], size: Callable[[_Item], int] = lambda _item: 0
 ) -> Iterator[tuple[_Item, _Answer]]:
-    """Each item with what `call` makes of it, in order; `parallel` calls run on threads, and as many results wait."""
+    """Each item with what `call` makes of it, in order; a few calls run on threads, and a few results wait, as `size` allows."""
     ahead: deque[tuple[_Item, Future[_Answer]]] = deque()
-    pool = ThreadPoolExecutor(parallel, "read-results")
+    pool = ThreadPoolExecutor(MAX_PARALLEL, "read-results")
     try:
         for each in items:
             ahead.append((each, pool.submit(call, each)))
-            if len(ahead) >= 2 * parallel:
+            while len(ahead) >= 2 * MAX_PARALLEL or (len(ahead) > 1 and sum(size(item) for item, _ in ahead) > _AHEAD_BYTES):
                 item, future = ahead.popleft()
                 yield item, future.result()
         while ahead:
