@@ -142,10 +142,10 @@ def _frames(container: Any, path: str) -> Iterator[tuple[int, Any]]:
             if packet.pts is not None and packet.stream.type in ("video", "audio"):
                 missing = packet.pts * packet.time_base - end
                 # the demuxer of Matroska passes over damage to the next cluster, and reports nothing
-                if in_order and packet.pos > read_to + _HEADER_BYTES and missing > _GAP_S:
+                if in_order and (packet.pos or 0) > read_to + _HEADER_BYTES and missing > _GAP_S:
                     raise ValueError(f"the next {float(missing):.3f} s are not there")
                 end = max(end, (packet.pts + (packet.duration or 0)) * packet.time_base)
-            read_to = (packet.pos or 0) + packet.size
+            read_to = read_to if packet.pos is None else packet.pos + packet.size
             # a recording may begin amid a group of pictures
             has_key = has_key or (packet.stream is stream and packet.is_keyframe)
             for frame in packet.decode() if has_key and packet.stream is stream else ():
