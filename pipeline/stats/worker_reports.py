@@ -21,7 +21,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import msgspec
@@ -31,12 +30,13 @@ from pipeline.errors import DeviceFailedError, GoesOnError, ModelError, OutputEr
 from pipeline.log_lines import console
 from pipeline.process import PROCESS
 from pipeline.results.layout import check_output
+from pipeline.results.reader import side_by_side
 from pipeline.results.run_folder import BEAT_SECONDS, FIGURES, Run
 from pipeline.software import Software, here
 from pipeline.stats.counted import COUNTED
 from pipeline.stats.job_stats import JobStats, merge_stats
 from pipeline.storage.files import make_folder, read_checked, write_file
-from pipeline.storage.listing import MAX_PARALLEL, files_of
+from pipeline.storage.listing import files_of
 
 REPORT_SECONDS = 3.0
 _LOST_SECONDS = 20.0  # a report of a worker that reads messages changes more often
@@ -232,10 +232,11 @@ class WorkerReports:
 
     def _look(self) -> list[JobStats]:
         """The reports that there are; that of a lost worker stays, but its last message has no age any more."""
-        now, reports, files = time.monotonic(), [], [*files_of(self._folder)]
-        with ThreadPoolExecutor(MAX_PARALLEL, "read-report") as pool:  # one by one, hundreds take longer than they are fresh
-            found = pool.map(lambda file: read_checked(file.path, functools.partial(unpack, JobStats)), files)
-        for file, report in zip(files, found, strict=True):
+        now, reports = time.monotonic(), []
+        # one by one, hundreds take longer than they are fresh
+        for file, report in side_by_side(
+            lambda file: read_checked(file.path, functools.partial(unpack, JobStats)), files_of(self._folder)
+        ):
             if report:
                 generation, since = self._changed.get(file.path, ("", now))
                 since = since if file.generation == generation else now
