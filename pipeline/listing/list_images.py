@@ -18,6 +18,7 @@ from pipeline.listing.manifests import is_manifest, read_manifest
 from pipeline.listing.names import CONTROL, bad_name, file_of, is_of_macos, kind_of, names_image
 from pipeline.records import DeadLetter, ImageRef
 from pipeline.results.layout import kind_of_rows, own_files
+from pipeline.storage.fetch import failure_of
 from pipeline.storage.globs import fixed_beginning, has_wildcard, real_path
 from pipeline.storage.listing import MAX_PARALLEL, Location, divided, files_in, files_in_all, location_of
 from pipeline.storage.store import RETRY_SECONDS, FoundFile, retried
@@ -113,7 +114,8 @@ def list_pieces(
 
     The images of a manifest are not checked; all others are listed with their generation. Skipped are this program's own files
     (see `own_files`), and matches of a pattern that are no images by name or first bytes: a list within a folder is not read. A
-    file that an input names exactly is an image, whatever it holds. A name with control characters is a dead letter.
+    file that an input names exactly is an image, whatever it holds. A name with control characters is a dead letter, and so is a
+    folder that cannot be listed.
 
     Args:
       pieces: Where to check.
@@ -135,7 +137,8 @@ def list_pieces(
             leave_out(found)
             continue
         ref = ImageRef(found.path, generation=found.generation, size_bytes=found.size_bytes)
-        yield bad_name(ref.uri).dead_letter(ref) if CONTROL.search(ref.uri) else ref
+        failure = bad_name(ref.uri) if CONTROL.search(ref.uri) else failure_of(ref.uri, found.fault) if found.fault else None
+        yield failure.dead_letter(ref) if failure else ref
 
 
 def _named_in(manifest: Manifest, allowed: Sequence[str]) -> Iterator[ImageRef | DeadLetter]:
@@ -163,7 +166,7 @@ def _sorted_out(files: Iterable[FoundFile], own: Callable[[str], bool], named: C
         for file in files:
             if own(file.path) or kind_of_rows(file.path):
                 yield OWN
-            elif file.path in named:
+            elif file.path in named or file.fault:
                 yield file
             elif is_of_macos(file.path):
                 yield kind_of(file.path)

@@ -22,12 +22,13 @@ import pyarrow.compute as pc
 
 from models.base.progress import shown
 from pipeline.config import Config
+from pipeline.failures import MAY_PASS
 from pipeline.listing.containers import images_in
 from pipeline.listing.done_rows import DETECTED, FAILED, DoneRows
 from pipeline.listing.list_images import list_images
 from pipeline.listing.manifests import is_manifest
 from pipeline.listing.names import file_of, is_container
-from pipeline.records import DeadLetter, ImageRef
+from pipeline.records import ImageRef
 from pipeline.results.completion import RowVersion, contains, row_keys
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.reader import ResultsFolder
@@ -90,8 +91,10 @@ def _listed(config: Config, output: str) -> Iterator[ImageRef]:
         if isinstance(ref, ImageRef) and is_container(ref.uri):
             found = images_in(ref, config.read, config.detect.max_megapixels)
             yield from (image.ref for image in found if not isinstance(image, str))
-        elif not isinstance(ref, DeadLetter):
+        elif isinstance(ref, ImageRef):
             yield ref
+        elif ref.reason in MAY_PASS:  # a folder that cannot be listed now
+            yield ref.ref
 
 
 def _rows(output: str, kind: str, version: RowVersion) -> Iterator[pa.Table]:

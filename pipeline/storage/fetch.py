@@ -99,6 +99,11 @@ def storage_failures(uri: str) -> Iterator[None]:
         raise ImageError("read", *_reason(uri, err)) from err
 
 
+def failure_of(uri: str, err: Exception) -> Failure:
+    """The failure of a file or folder that an error of storage means; see `storage_failures`."""
+    return Failure("read", *_reason(uri, err))
+
+
 def _reason(uri: str, err: Exception) -> tuple[str, str]:
     """The reason of a failure, and its message."""
     query, uri = (uri.partition("?")[2], without_query(uri)) if is_web(uri) else ("", uri)

@@ -129,8 +129,8 @@ class Location:
         found = list(islice(self._list(one_folder=True), _LOOKED_AT + 1))
         if len(found) > _LOOKED_AT:
             return self._ranges(found) if has_ranges else [self]
-        if not recursive and is_last:
-            return [self]
+        if (not recursive and is_last) or any(isinstance(each, FoundFile) and each.fault for each in found):
+            return [self]  # whoever lists it reports its fault
         parts = [part for name in found if isinstance(name, str) and (part := self.descend(name))]
         return [dataclasses.replace(self, deeper=False), *parts] if recursive else parts
 
@@ -148,8 +148,8 @@ class Location:
     def entries(self) -> Iterator[FoundFile | Location]:
         """Yields the files here that match, and the locations below in which others may.
 
-        A local folder that cannot be read is yielded as a file, so that its reader reports the error; so are a link that leads
-        nowhere, and one to a folder above.
+        A local folder that cannot be listed is yielded with its fault. A link that leads nowhere, and one to a folder above, are
+        yielded as files, so that their reader reports the error.
         """
         recursive, later = self._is_recursive, self.parts[self._depth + 1 :]
         if not recursive and (is_web(self.folder) or not has_wildcard(self.parts[self._depth])):

@@ -38,11 +38,13 @@ class FoundFile(NamedTuple):
       path: Its path or URI.
       size_bytes: Its size; 0 if unknown.
       generation: The object's generation or ETag, or size and modification time of a local file; empty if unknown.
+      fault: Why it is a local folder of which not all could be listed; None: it is a file.
     """
 
     path: str
     size_bytes: int = 0
     generation: str = ""
+    fault: OSError | None = None
 
 
 class StoreError(Exception):
@@ -205,7 +207,7 @@ def open_object(
 
 class _ObjectFile(io.RawIOBase):
     def __init__(self, found: FoundFile, read_range: Callable[[str, int, int, str], bytes]) -> None:
-        self._path, self._size, self._generation = found
+        self._path, self._size, self._generation = found[:3]
         self._read_range, self._at = read_range, 0
 
     def readable(self) -> bool:

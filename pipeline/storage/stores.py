@@ -42,7 +42,7 @@ class LocalStore(Store):
     def list_folder(
         self, folder: str, beginning: str, one_folder: bool, names: NameRange = EVERY_NAME, at_once: int | None = None
     ) -> Iterator[FoundFile | str]:
-        """One folder, whose files are not looked at; only itself, as a file, if the system refuses to list (all of) it."""
+        """One folder, whose files are not looked at; also itself, with its fault, if the system does not list (all of) it."""
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
@@ -50,8 +50,8 @@ class LocalStore(Store):
                     yield entry.name if is_folder else FoundFile(folder + entry.name)
         except (FileNotFoundError, NotADirectoryError):
             return
-        except OSError:
-            yield FoundFile(folder.rstrip("/") or folder)
+        except OSError as err:
+            yield FoundFile(folder.rstrip("/") or folder, fault=err)
 
     @contextlib.contextmanager
     def open(self, path: str, generation: str = "", retry_seconds: float = RETRY_SECONDS) -> Iterator[BinaryIO]:

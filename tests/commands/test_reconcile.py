@@ -1,5 +1,6 @@
 """The listing beside the rows: each listed image has one status; the command prints a table and writes manifests."""
 
+import errno
 import json
 import os
 import re
@@ -193,6 +194,19 @@ def test_what_is_complete_is_what_the_job_would_not_do(folder, capsys):
         "          1 missing",
         f"            {folder}/in/b  storage_unavailable",
     ]
+
+
+def test_an_input_with_a_folder_that_cannot_be_listed_is_not_complete(folder, monkeypatch):
+    put("in/closed/a")
+    scandir = os.scandir
+
+    def failing(path):
+        if "closed" in str(path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", failing)
+    assert statuses() == ({("missing", "in/closed")}, 1)
 
 
 def test_images_of_tfrecord_files_and_archives_are_listed_and_results_are_none(folder):

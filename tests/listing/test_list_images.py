@@ -1,5 +1,6 @@
 """What an input names: each pattern, folder and manifest gives what a user means by it, or one clear error."""
 
+import errno
 import gzip
 import json
 import os
@@ -11,6 +12,7 @@ import pytest
 from requests import Session
 
 from pipeline.errors import InputError
+from pipeline.failures import MAY_PASS
 from pipeline.listing.list_images import check_inputs, list_images
 from pipeline.listing.manifests import is_manifest, read_manifest
 from pipeline.records import DeadLetter, ImageRef, dead_letter_row, row_bytes
@@ -66,6 +68,29 @@ def test_patterns_mean_what_a_user_means(tree, pattern, names):
         assert listed(f"{tree}/{pattern}") == names
     if names:
         check_inputs({pattern: [pattern]})
+
+
+@pytest.mark.parametrize("pattern", ["", "**/*.jpg", "*/*/*.jpg"])
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(errno.EIO, "unreadable"), (errno.ESTALE, "storage_unavailable"), (errno.EACCES, "permission_denied")],
+    ids=["EIO", "ESTALE", "EACCES"],
+)
+def test_a_folder_that_cannot_be_listed_may_be_another_time_and_the_others_are(tmp_path, pattern, number, reason, monkeypatch):
+    for name in ("bad/in/a.jpg", "good/in/a.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    scandir = os.scandir
+
+    def failing(folder):
+        if str(folder).rstrip("/") == f"{tmp_path}/bad":
+            raise OSError(number, os.strerror(number))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", failing)
+    bad, good = sorted(list_images([f"{tmp_path}/{pattern}"]), key=lambda ref: isinstance(ref, ImageRef))
+    assert (bad.ref.uri, bad.reason, bad.reason in MAY_PASS) == (f"{tmp_path}/bad", reason, True)
+    assert good.uri == f"{tmp_path}/good/in/a.jpg"
 
 
 def test_a_local_image_has_one_name_however_it_is_written(tree):
