@@ -50,6 +50,8 @@ def printable(line: str) -> str:
     >>> printable("\u202egpj.exe")
     '\\u202egpj.exe'
     """
+    if line.isprintable():  # as nearly all are, such as the pictures of a page
+        return line
     return "".join(c if c.isprintable() or c in _JOINERS else c.encode("unicode_escape").decode("ascii") for c in line)
 
 

@@ -25,7 +25,7 @@ def is_allowed(uri: str, prefixes: Iterable[str]) -> bool:
     if len(uri) > MAX_URI:
         return False
     decoded = urllib.parse.unquote(urllib.parse.unquote(uri))
-    if CONTROL.search(decoded) or ".." in re.split(r"[/\\]", decoded):
+    if CONTROL.search(decoded) or (".." in decoded and ".." in re.split(r"[/\\]", decoded)):
         return False
     if not any(_is_under(uri, prefix) for prefix in prefixes):
         return False

@@ -26,7 +26,7 @@ from pipeline.outcome.folder_report import page_of_folder
 from pipeline.outcome.outcome import Outcome, outcome_of
 from pipeline.process import PROCESS
 from pipeline.records import row_bytes
-from pipeline.report.annotate import annotate
+from pipeline.report.annotate import picture
 from pipeline.report.page import render_report
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import EXPORTS, REPORT, SUMMARY, is_sample_name, read_summary, sample_name
@@ -150,7 +150,7 @@ class Conclusion:
 
     def _contents(self, summary: dict[str, Any], stats: JobStats) -> dict[str, bytes]:
         """The files of the run's reports by name, the summary last."""
-        drawn = [(sample, jpeg) for sample in chosen(stats.pictures, self._samples) if (jpeg := annotate(sample[1]))]
+        drawn = [(sample, jpeg) for sample in chosen(stats.pictures, self._samples) if (jpeg := picture(sample[1]))]
         contents = {
             sample_name(number, image.ref.uri): jpeg for number, ((_, image), jpeg) in enumerate(drawn[: self.write.samples], 1)
         }

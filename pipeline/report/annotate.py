@@ -7,6 +7,7 @@ their accents, and a name in another script becomes `#` and its class id. The re
 from __future__ import annotations
 
 import colorsys
+import functools
 import io
 import math
 import unicodedata
@@ -75,6 +76,12 @@ def annotate(image: DetectedImage, pixels_rgb: np.ndarray | None = None) -> byte
         pen.rectangle(place, fill=mark.colour)
         pen.text((place[0] + line - left, place[1] + line - top), label, font=font, fill=text_colour(mark.colour))
     return marked_jpeg(_with_list(canvas, marks, font) if is_crowd and pixels_rgb is not None else canvas, _JPEG_QUALITY)
+
+
+@functools.lru_cache(maxsize=32)
+def picture(image: DetectedImage) -> bytes:
+    """What `annotate` draws on an image's thumbnail. A job's samples, its report and each renewal of it show the same images."""
+    return annotate(image)
 
 
 def marked_jpeg(picture: Image.Image, quality: int) -> bytes:

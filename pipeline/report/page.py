@@ -23,7 +23,7 @@ from pipeline.config import Config
 from pipeline.failures import REASONS
 from pipeline.log_lines import printable
 from pipeline.records import DeadLetter, DetectedImage
-from pipeline.report.annotate import annotate, class_colour
+from pipeline.report.annotate import class_colour, picture
 from pipeline.report.charts import Bar, bars, line_over_time
 from pipeline.report.texts import breakable, counted, duration, link, number, share, yaml_value
 from pipeline.stats.job_stats import JobStats, summed
@@ -224,7 +224,7 @@ def _sample(purpose: str, image: DetectedImage) -> dict[str, Any]:
         "link": link(uri),
         "size": f"{image.width} × {image.height}, {counted(len(found), 'detection')}",  # noqa: RUF001  a times sign
         "content": names or "no objects",
-        "url": jpeg_url(annotate(image)),
+        "url": jpeg_url(picture(image)),
         "detections": detections,
         "more": len(found) - len(detections),
     }

@@ -101,7 +101,7 @@ def parse_message(message: Message, allowed: Sequence[str]) -> Request:
         return Request(message.message_id, request_id, skipped=True)
     try:
         with _Refusing():
-            message = dataclasses.replace(message, data=original_message(message.data))
+            message = _original(message)
             content = _recognised(message)
             request_id = content.request_id or request_id
             if not isinstance(content.images, list):
@@ -126,10 +126,15 @@ def image_count(message: Message) -> int:
     """How many images a message names, at least 1; bounds the subscriber."""
     try:
         with _Refusing():
-            images = _recognised(dataclasses.replace(message, data=original_message(message.data))).images
+            images = _recognised(_original(message)).images
             return max(1, len(images)) if isinstance(images, list) else 1
     except ImageError:
         return 1
+
+
+def _original(message: Message) -> Message:
+    data = original_message(message.data)
+    return message if data is message.data else dataclasses.replace(message, data=data)
 
 
 class _Refusing(contextlib.AbstractContextManager[None]):

@@ -105,6 +105,8 @@ def _ref_attributes(ref: ImageRef, now: float) -> dict[str, str]:
 def _fit(attributes: Mapping[str, str]) -> dict[str, str]:
     """Cuts values to the 1024 bytes that Pub/Sub accepts; the row has the whole URI."""
     return {
-        name: value.encode("utf-8", "replace")[:_MAX_ATTRIBUTE_BYTES].decode("utf-8", "ignore")
+        name: value
+        if value.isascii() and len(value) <= _MAX_ATTRIBUTE_BYTES
+        else value.encode("utf-8", "replace")[:_MAX_ATTRIBUTE_BYTES].decode("utf-8", "ignore")
         for name, value in attributes.items()
     }

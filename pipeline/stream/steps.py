@@ -89,8 +89,10 @@ class ParseMessages(StreamStep):
             else:
                 images.append(image)
         beam_metrics.count_read(len(images) + len(request.dead_letters) + int(request.skipped))
-        beam_metrics.count_skipped(int(request.skipped))
-        beam_metrics.count_results(*request.dead_letters)
+        if request.skipped:
+            beam_metrics.count_skipped()
+        if request.dead_letters:
+            beam_metrics.count_results(*request.dead_letters)
         self._shared.answers.open(request)
         yield from images
         for of_container in containers.values():

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from pipeline.feed.decode import DecodedImage
 from pipeline.feed.thumbnails import make_thumbnail
 from pipeline.records import DetectedImage, Detections, ImageRef
-from pipeline.report.annotate import annotate, class_colour, label_text
+from pipeline.report.annotate import annotate, class_colour, label_text, picture
 
 
 def grey(height, width, value=128):
@@ -45,14 +45,14 @@ def test_a_thumbnail_keeps_the_aspect_ratio_and_colours_and_never_enlarges(heigh
 
 def test_boxes_are_drawn_where_the_original_has_them():
     """A box in pixels of a 1600x1200 original lands at half of them on the 800x600 thumbnail, in its colour, and nowhere else."""
-    picture = decoded(annotate(detected(grey(1200, 1600), [[400, 300, 1200, 900]]))).astype(int)
-    assert picture.shape == (600, 800, 3)
+    drawn = decoded(annotate(detected(grey(1200, 1600), [[400, 300, 1200, 900]]))).astype(int)
+    assert drawn.shape == (600, 800, 3)
     colour = np.array(class_colour(0))
     for y, x in [(300, 201), (300, 598), (448, 400)]:
-        assert np.abs(picture[y, x] - colour).max() < 60, (y, x)
-    assert np.abs(picture[300, 400] - 128).max() <= 4
-    assert np.abs(picture[500:, :] - 128).max() <= 4
-    assert np.abs(picture[:, 650:] - 128).max() <= 4
+        assert np.abs(drawn[y, x] - colour).max() < 60, (y, x)
+    assert np.abs(drawn[300, 400] - 128).max() <= 4
+    assert np.abs(drawn[500:, :] - 128).max() <= 4
+    assert np.abs(drawn[:, 650:] - 128).max() <= 4
 
 
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (16, 16), (600, 800)])
@@ -100,6 +100,12 @@ def test_no_label_covers_that_of_a_neighbour(place):
 @pytest.mark.parametrize("thumbnail", [b"", b"no picture"], ids=["none", "broken"])
 def test_an_image_without_thumbnail_has_no_picture(thumbnail):
     assert annotate(detected(grey(8, 8), [], thumbnail=thumbnail)) == b""
+
+
+def test_the_picture_of_a_result_is_drawn_once_for_samples_and_reports():
+    image = detected(grey(100, 100), [[10, 10, 90, 90]])
+    assert picture(image) == annotate(image)
+    assert picture(image) is picture(image)
 
 
 @pytest.mark.parametrize(
