@@ -19,13 +19,13 @@ _FILE = re.compile(r"file://(?:localhost)?(?=/)", re.IGNORECASE)
 def is_allowed(uri: str, prefixes: Iterable[str]) -> bool:
     """Whether a URI lies under one of the prefixes; each ends at a slash: `gs://photos` does not allow `gs://photos-secret/x`.
 
-    Compared as written: `GS://…`, `..` (also percent-encoded), control characters and endless names are refused. A local file
-    must lie there after symbolic links are followed, too.
+    Compared as written: `GS://…`, `..` (also percent-encoded) and endless names are refused. A local file must lie there after
+    symbolic links are followed, too.
     """
     if len(uri) > MAX_URI:
         return False
     decoded = urllib.parse.unquote(urllib.parse.unquote(uri))
-    if CONTROL.search(decoded) or (".." in decoded and ".." in re.split(r"[/\\]", decoded)):
+    if ".." in decoded and ".." in re.split(r"[/\\]", decoded):
         return False
     if not any(_is_under(uri, prefix) for prefix in prefixes):
         return False

@@ -35,8 +35,8 @@ from pipeline.failures import ImageError
 from pipeline.image_formats import format_by_start
 from pipeline.listing.allowed import MAX_URI, is_allowed
 from pipeline.listing.dead_letter_replay import image_entry, is_dead_letter, load_json, original_message
-from pipeline.listing.names import CONTROL, full_name, is_of_macos
-from pipeline.records import INLINE, DeadLetter, EncodedImage, Image, ImageRef, row_bytes
+from pipeline.listing.names import CONTROL, bad_name, full_name, is_of_macos
+from pipeline.records import INLINE, DeadLetter, EncodedImage, Image, ImageRef, ref_of, row_bytes
 from pipeline.secrets import with_public_addresses
 
 MAX_IMAGES = 1000  # of one message
@@ -87,6 +87,12 @@ class Request:
     def wants_answer(self) -> bool:
         """Whether the sender waits for one answer to the whole request."""
         return bool(self.request_id) and not self.skipped
+
+    @property
+    def named(self) -> ImageRef | None:
+        """The first image that it names, or that has a bad name."""
+        found = [*map(ref_of, self.images), *(letter.ref for letter in self.dead_letters if letter.stage == "read")]
+        return found[0] if found else None
 
 
 def parse_message(message: Message, allowed: Sequence[str]) -> Request:
@@ -231,6 +237,9 @@ def _request(message: Message, request_id: str, content: _Content, allowed: Sequ
                     raise _bad_request("an image as {'uri'} or {'bytes'}", fields)
                 fields = {**content.shared, **fields}
                 image = _image(fields, allowed, bytes_left, of_message)
+            if isinstance(image, DeadLetter):
+                dead.append(image)
+                continue
             bytes_left -= len(image.content) if isinstance(image, EncodedImage) else 0
             images.append(replace(image, size_bytes=content.size_bytes) if content.size_bytes else image)
         except ImageError as err:
@@ -240,13 +249,14 @@ def _request(message: Message, request_id: str, content: _Content, allowed: Sequ
     return Request(message.message_id, request_id, tuple(images), tuple(dead))
 
 
-def _image(entry: dict[str, Any], allowed: Sequence[str], bytes_left: int, of_message: Mapping[str, Any]) -> Image:
+def _image(entry: dict[str, Any], allowed: Sequence[str], bytes_left: int, of_message: Mapping[str, Any]) -> Image | DeadLetter:
     uri, extra = _uri(entry), extra_text(extra_columns(_KNOWN, entry))
     if uri:
         if not is_allowed(uri, allowed):
             text = f"{uri[:200]!r} lies under none of the allowed prefixes ({', '.join(allowed)})"
             raise ImageError("message", "not_allowed", text)
-        return ImageRef(full_name(uri), generation=_text(entry.get("generation")), extra=extra, **of_message)
+        ref = ImageRef(full_name(uri), generation=_text(entry.get("generation")), extra=extra, **of_message)
+        return bad_name(ref.uri).dead_letter(ref) if CONTROL.search(ref.uri) else ref
     content = _inline_content(entry, bytes_left)
     if len(content) > bytes_left:
         raise ImageError("message", "too_large", f"expected at most {MAX_INLINE_BYTES} bytes of inline images in a message")

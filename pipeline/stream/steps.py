@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from pipeline.listing.containers import archive_of
 from pipeline.listing.list_images import by_content
 from pipeline.listing.names import is_container, names_image
-from pipeline.records import DeadLetter, DetectedImage, Image, ImageRef, compact_bytes, dead_letter_row, ref_of
+from pipeline.records import DeadLetter, DetectedImage, Image, ImageRef, compact_bytes, dead_letter_row
 from pipeline.results.layout import kind_of_rows, own_files
 from pipeline.stats import beam_metrics
 from pipeline.storage.store import FoundFile
@@ -58,11 +58,10 @@ class ParseMessages(StreamStep):
     ) -> Iterator[Any]:
         request = parse_message(message, self._allowed)
         beam_metrics.note_message(message.publish_time)
-        if is_notification(message) and request.images:
-            uri = ref_of(request.images[0]).uri
-            if self._is_own(uri):
+        if is_notification(message) and (named := request.named):
+            if self._is_own(named.uri):
                 request = _skipped(request)
-            elif not names_image(uri):
+            elif not names_image(named.uri):
                 self._unknown.append(WindowedValue(request, timestamp, [window]))
                 return
         yield from self._asked_for(request)
@@ -73,7 +72,10 @@ class ParseMessages(StreamStep):
         with ThreadPoolExecutor(self._run.config.read.read_threads, "look at") as pool:
             begins_like_one = pool.map(_begins_like_an_image, [asked.value for asked in self._unknown])
             for asked, is_image in zip(self._unknown, begins_like_one, strict=True):
-                yield from map(asked.with_value, self._asked_for(asked.value if is_image else _skipped(asked.value)))
+                for found in self._asked_for(asked.value if is_image else _skipped(asked.value)):
+                    is_dead = isinstance(found, beam.pvalue.TaggedOutput)
+                    value = asked.with_value(found.value if is_dead else found)
+                    yield beam.pvalue.TaggedOutput(found.tag, value) if is_dead else value
 
     def _is_own(self, uri: str) -> bool:
         with contextlib.suppress(Exception):  # a folder that cannot be listed now may hold images: their readers wait for it
@@ -116,13 +118,13 @@ class ParseMessages(StreamStep):
 
 
 def _skipped(request: Request) -> Request:
-    return dataclasses.replace(request, images=(), skipped=True)
+    return dataclasses.replace(request, images=(), dead_letters=(), skipped=True)
 
 
 def _begins_like_an_image(request: Request) -> bool:
     """Whether the one object of a notification does; one that cannot be read is left to its reader, which waits, or says why."""
-    ref = ref_of(request.images[0])
-    return not isinstance(by_content(FoundFile(ref.location, ref.size_bytes, ref.generation), _RETRY_SECONDS), str)
+    ref = request.named
+    return ref is None or not isinstance(by_content(FoundFile(ref.location), _RETRY_SECONDS), str)
 
 
 class PublishResults(StreamStep):
