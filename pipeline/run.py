@@ -104,9 +104,9 @@ def _run(argv: Sequence[str], started_at: float) -> int:
     command = shlex.join(
         ["python", "-m", "pipeline.run", *masked_arguments(argv, [each.flag for each in settings() if each.is_secret])]
     )
-    job = launch.prepare(config, beam_flags, command, started_at)
+    job = launch.prepare(config, beam_flags, command, started_at, wait=flags.wait)
     check_model_is_named(config.model, config.detect)
-    return int(launch.show_plan(job) if flags.dry_run else launch.run(job, wait=flags.wait))
+    return int(launch.show_plan(job) if flags.dry_run else launch.run(job))
 
 
 def _attach(run: str, config: Config, beam_flags: Sequence[str]) -> int:

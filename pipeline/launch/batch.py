@@ -45,7 +45,7 @@ _BUSY_SECONDS = 3600.0  # longest wait for another run of this command
 _STALLED_SECONDS = 6 * 3600.0  # a run that works writes rows more often, unless all of a listing of this length is done
 
 
-def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at: float) -> Job:
+def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at: float, *, wait: bool = True) -> Job:
     """Checks flags and input before anything takes time.
 
     Raises:
@@ -54,7 +54,7 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
     config = dataclasses.replace(config, output=config.output.rstrip("/") or "/")
     if config.retry_dead:
         config = dataclasses.replace(_allowing_inputs(config), allow_empty=True, input=(), dates="")
-    job = checked_job(config, beam_flags, command, started_at)
+    job = checked_job(config, beam_flags, command, started_at, wait=wait)
     FileSystems.set_options(job.options)
     if config.retry_dead:
         check_results(config.replayed)
@@ -111,7 +111,7 @@ def _planned(found: Iterable[ImageRef | DeadLetter], done: DoneRows | None) -> P
     return planned
 
 
-def run(job: Job, *, wait: bool = True) -> int:
+def run(job: Job) -> int:
     """Runs the job, and waits for its end if it is to; returns the exit code."""
     config, this_run = job.config, Run.new(job.config.output)
     bind_run_id(this_run.name)
@@ -121,7 +121,7 @@ def run(job: Job, *, wait: bool = True) -> int:
         wait_s = _BUSY_SECONDS if config.when_busy == "wait" else 0.0
         try:
             with locked(config.output, _lock_of(job, model), wait_s=wait_s, what=f"run {this_run.name}"):
-                return _run_to_end(job, this_run, model, wait=wait)
+                return _run_to_end(job, this_run, model)
         except BusyError as busy:
             if config.when_busy != "skip":
                 raise BusyError(f"{busy}{'' if config.when_busy == 'wait' else '; --when-busy wait waits for it'}") from busy
@@ -168,7 +168,7 @@ def _lock_of(job: Job, model: tuple[str, str]) -> str:
     return hashlib.blake2b(row_bytes(work), digest_size=8).hexdigest()
 
 
-def _run_to_end(job: Job, run: Run, model: tuple[str, str], *, wait: bool) -> int:
+def _run_to_end(job: Job, run: Run, model: tuple[str, str]) -> int:
     config, version, place = job.config, RowVersion.of(job.config.as_dict(), model), place_of(job, run)
     done = _done(config, version, run.name)
     source, sink = graph.source_of(config, done, place.context), graph.sink_of(config, run, version, place.context)
@@ -180,6 +180,4 @@ def _run_to_end(job: Job, run: Run, model: tuple[str, str], *, wait: bool) -> in
     lazily = done is not None and (not job.in_process or done.total > 0)
     end = Conclusion(run, place.facts, model)
     loading = functools.partial(detector_loading, config) if job.in_process and not lazily else contextlib.nullcontext
-    return execute(
-        place, end, lambda empty: graph.build(empty, config, source, sink, end, lazily=lazily), loading=loading, wait=wait
-    )
+    return execute(place, end, lambda empty: graph.build(empty, config, source, sink, end, lazily=lazily), loading=loading)

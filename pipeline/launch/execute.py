@@ -21,7 +21,7 @@ from apache_beam.options.pipeline_options import GoogleCloudOptions
 
 from pipeline import graph
 from pipeline.detect.load_detector import detector_in_use
-from pipeline.errors import DONE, STOPPED, ConfigError, GoesOnError, RunnerError, UserError
+from pipeline.errors import DONE, STOPPED, GoesOnError, RunnerError, UserError
 from pipeline.launch.options import Job
 from pipeline.launch.signals import finished_by_signals, signals_noted
 from pipeline.log_lines import console, say
@@ -30,7 +30,7 @@ from pipeline.outcome.conclude import CANARY_SECONDS, Conclusion
 from pipeline.outcome.outcome import Launched, Outcome, outcome_of
 from pipeline.results.run_folder import Run
 from pipeline.runners.cause import last_line, raise_cause, refusals_named
-from pipeline.runners.table import RUNNERS, Runner
+from pipeline.runners.table import Runner
 from pipeline.stats.counted import COUNTED
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.worker_reports import WorkerContext, WorkerReports, naming_failures
@@ -175,7 +175,6 @@ def execute(
     loading: _Block = nullcontext,
     stop: Callable[[], object] | None = None,
     begun: str = "",
-    wait: bool = True,
 ) -> int:
     """Runs a graph and shows how the run ended; returns the exit code.
 
@@ -187,16 +186,9 @@ def execute(
       loading: Loads the model.
       stop: Of a stream, what the first signal calls, before the runner is told to end it; None: a signal stops the job.
       begun: What to say once it runs.
-      wait: Whether to watch the job until its end.
-
-    Raises:
-      ConfigError: It is not to be watched, and would end with this process.
     """
     job = place.job
-    if not wait and job.runner.in_process:
-        able = ", ".join(runner.name for runner in RUNNERS if not runner.in_process)
-        raise ConfigError(f"--no-wait: expected --runner {able}; jobs of {job.runner.name} end with this process")
-    wait = wait and not job.options.view_as(GoogleCloudOptions).template_location
+    wait = job.wait and not job.options.view_as(GoogleCloudOptions).template_location
 
     def end_stream() -> None:
         if stop:

@@ -37,7 +37,10 @@ _YEARS_SECONDS = 10 * 365 * 86_400  # Beam ends a portable job after this time, 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A checked job, ready to run; the resolved inputs of a batch job are absolute paths and URIs."""
+    """A checked job, ready to run.
+
+    The resolved inputs of a batch job are absolute paths and URIs. A job that is not to `wait` is left once it is submitted.
+    """
 
     config: Config
     runner: Runner
@@ -45,6 +48,7 @@ class Job:
     command: str
     started_at: float
     resolved_input: tuple[str, ...] = ()
+    wait: bool = True
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -75,13 +79,16 @@ class Job:
         return RunFacts(self.started_at, launched_at, 0.0, self.command, self.settings)
 
 
-def checked_job(config: Config, beam_flags: Sequence[str], command: str, started_at: float) -> Job:
+def checked_job(config: Config, beam_flags: Sequence[str], command: str, started_at: float, *, wait: bool = True) -> Job:
     """A job with a checked runner and options; batch and streaming check its input and output themselves.
 
     Raises:
       UserError: A setting or option is wrong.
     """
     runner = runner_named(config.runner)
+    if runner.in_process and not wait:
+        able = ", ".join(other.name for other in RUNNERS if not other.in_process)
+        raise ConfigError(f"--no-wait: expected --runner {able}; jobs of {runner.name} end with this process")
     options = beam_options(config, beam_flags)
     given = options.get_all_options()
     if missing := [flags for flags in runner.needs if not any(given[flag[2:]] for flag in flags.split(" or "))]:
@@ -93,7 +100,7 @@ def checked_job(config: Config, beam_flags: Sequence[str], command: str, started
     _check_workers(config, runner, options)
     _set_unless_asked(options, runner, config.mode)
     end_bundles_promptly()
-    return Job(config, runner, options, command, started_at)
+    return Job(config, runner, options, command, started_at, wait=wait)
 
 
 def beam_options(config: Config, beam_flags: Sequence[str]) -> PipelineOptions:

@@ -38,14 +38,14 @@ from pipeline.stream.undelivered import keep_looking
 _WITHOUT_ARCHIVE = "out/streaming"
 
 
-def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at: float) -> Job:
+def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at: float, *, wait: bool = True) -> Job:
     """Checks settings, flags, subscription and topics.
 
     Raises:
       UserError: One of them is wrong.
     """
     _check_settings(config)
-    job = checked_job(config, beam_flags, command, started_at)
+    job = checked_job(config, beam_flags, command, started_at, wait=wait)
     if job.runner.in_process and not job.in_process:
         raise ConfigError(f"direct_running_mode: a stream on {job.runner.name} runs in one process; leave the flag out")
     job.options.view_as(StandardOptions).streaming = True
@@ -81,7 +81,7 @@ def show_plan(job: Job) -> int:
     return DONE
 
 
-def run(job: Job, *, wait: bool = True) -> int:
+def run(job: Job) -> int:
     """Runs until SIGTERM or SIGINT, and waits for the end if it is to; returns the exit code."""
     config, results = job.config, results_folder(job.config)
     check_output(results)
@@ -99,7 +99,6 @@ def run(job: Job, *, wait: bool = True) -> int:
             loading=functools.partial(_loaded, config) if job.in_process else contextlib.nullcontext,
             stop=functools.partial(_end_intake, settings),
             begun=f"reading {config.input[0]}; {job.runner.guarantee}; Ctrl-C stops",
-            wait=wait,
         )
 
 

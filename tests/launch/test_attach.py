@@ -77,6 +77,7 @@ def test_a_run_that_is_none_is_one_line(tmp_path, error_of):
 def test_a_job_that_would_end_with_its_launcher_is_not_left(arguments, tmp_path, error_of):
     write_images(tmp_path / "in", "a.png")
     assert "--no-wait: expected --runner FlinkRunner, " in error_of(*arguments, "--no-wait")
+    assert not (tmp_path / "out").exists(), "it has locked nothing"
 
 
 def test_a_flex_template_is_made_by_its_launcher_and_left(batch, gcs_bucket, dataflow, monkeypatch, error_of, capfd):
