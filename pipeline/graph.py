@@ -28,13 +28,13 @@ from pipeline.outcome.write_shards import Results, WriteShards
 from pipeline.results.completion import RowVersion
 from pipeline.results.run_folder import Run
 from pipeline.stats.samples import REPORT_SAMPLES
-from pipeline.stats.worker_reports import WorkerContext
 from pipeline.stream.archive import ArchiveRows
 from pipeline.stream.deduplicate import AddIdentity, DropDuplicates, DropDuplicatesInState
 from pipeline.stream.messages import replay_message
 from pipeline.stream.pubsub import ReadMessages
 from pipeline.stream.shared import RunSettings
 from pipeline.stream.steps import ParseMessages, PublishResults
+from pipeline.worker import WorkerContext
 
 
 def build(

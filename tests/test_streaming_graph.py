@@ -13,8 +13,8 @@ from apache_beam.typehints import typehints
 from pipeline import graph
 from pipeline.config import load_config
 from pipeline.results.run_folder import Run
-from pipeline.stats.worker_reports import WorkerContext
 from pipeline.stream.shared import RunSettings
+from pipeline.worker import WorkerContext
 
 GOLDEN = Path(__file__).parent / "golden" / "streaming_steps.txt"
 BEAMS_OWN = re.compile(

@@ -33,7 +33,8 @@ from pipeline.runners.cause import last_line, raise_cause, refusals_named
 from pipeline.runners.table import Runner
 from pipeline.stats.counted import COUNTED
 from pipeline.stats.job_stats import JobStats
-from pipeline.stats.worker_reports import WorkerContext, WorkerReports, naming_failures
+from pipeline.stats.worker_reports import WorkerReports, naming_failures
+from pipeline.worker import WorkerContext
 
 _Block: TypeAlias = Callable[[], AbstractContextManager[object]]
 

@@ -30,10 +30,10 @@ from pipeline.results.run_folder import Run
 from pipeline.runners.table import RUNNERS, runner_named
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.progress import in_background
-from pipeline.stats.worker_reports import WorkerContext
 from pipeline.stream.check_pubsub import check_subscription, check_topic
 from pipeline.stream.shared import RunSettings, opened, run_of
 from pipeline.stream.undelivered import keep_looking
+from pipeline.worker import WorkerContext
 
 _WITHOUT_ARCHIVE = "out/streaming"
 

@@ -33,9 +33,9 @@ from pipeline.records import DeadLetter, EncodedImage, Image, ImageRef, identity
 from pipeline.results.contents import Contents, container_key, write_contents
 from pipeline.stats import beam_metrics
 from pipeline.stats.job_stats import JobStats
-from pipeline.stats.worker_reports import WorkerContext
 from pipeline.storage.listing import MAX_PARALLEL
 from pipeline.storage.store import FoundFile
+from pipeline.worker import WorkerContext
 
 _AT_ONCE = 512  # fewer than make Python look for garbage
 _PARTITIONS = 4096  # each in memory at once: 25,000 names of 100 million

@@ -25,7 +25,7 @@ from pipeline.results.rows import record_bytes, rows_by_kind
 from pipeline.results.run_folder import Run
 from pipeline.results.shards import add_rows
 from pipeline.stats.job_stats import JobStats, merge_stats
-from pipeline.stats.worker_reports import WorkerContext
+from pipeline.worker import WorkerContext
 
 _MOST_BYTES = 48_000_000  # of the records that a bundle holds, estimated
 _AT_ONCE = 1000  # records

@@ -1,4 +1,4 @@
-"""Workers: each checks what it can reach, then writes its `JobStats` into a file of the run's folder, for whoever shows the job.
+"""Reports of workers: each writes its `JobStats` into a file of the run's folder, for whoever shows the job.
 
 Each such file is a heartbeat, too: by them the run is alive, and holds the lock of its command (`Run.goes_on`).
 
@@ -6,17 +6,13 @@ Beam's own metrics come too late: a job server has those of a bundle when the bu
 all images; Flink has none before the job ends. The report of a killed worker stays, so images that another worker repeats count
 twice. The summary of a batch job is made from the statistics of its rows instead.
 
-A worker whose device failed leaves a record of it in the folder, too, and ends its process, which its runner replaces: runners
-pass on only the text of an error.
+A worker whose device failed leaves a record of it in the folder, too: runners pass on only the text of an error.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-import os
-import socket
 import threading
 import time
 import uuid
@@ -26,14 +22,11 @@ from typing import Literal
 import msgspec
 
 from pipeline.codec import pack, unpack
-from pipeline.errors import DeviceFailedError, GoesOnError, ModelError, OutputError, RunnerError, UserError
+from pipeline.errors import DeviceFailedError, GoesOnError, UserError
 from pipeline.log_lines import console
 from pipeline.process import PROCESS
-from pipeline.results.layout import check_output
 from pipeline.results.reader import side_by_side
 from pipeline.results.run_folder import BEAT_SECONDS, FIGURES, Run
-from pipeline.software import Software, here
-from pipeline.stats.counted import COUNTED
 from pipeline.stats.job_stats import JobStats, merge_stats
 from pipeline.storage.files import make_folder, read_checked, write_file
 from pipeline.storage.listing import files_of
@@ -56,70 +49,9 @@ class WorkerFailure(msgspec.Struct, frozen=True):
     message: str
     worker: str
 
-
-@dataclasses.dataclass(frozen=True)
-class WorkerContext:
-    """What the workers of a job must reach.
-
-    Attributes:
-      run: The run.
-      check_model: Raises a `ModelError` if the model cannot be reached.
-      watch: Begins to watch the worker process, where a stuck one is ended.
-      software: The launcher's versions.
-    """
-
-    run: Run
-    check_model: Callable[[], object]
-    watch: Callable[[], object] | None = None
-    software: Software = dataclasses.field(default_factory=here)
-
-    def check_worker(self) -> None:
-        """Checks, once in each process and before it works, what it can reach; then reports to the launcher what it counts.
-
-        Raises:
-          OutputError: This worker cannot write to the results folder, or finds another folder than the launcher's.
-          ModelError: This worker cannot reach the model.
-          RunnerError: This worker has other versions than the launcher.
-        """
-        with PROCESS.entering:
-            if self.run.folder in PROCESS.entered:
-                return
-            self._check()
-            if self.run.is_open():
-                StatsReporter(self.run, functools.partial(COUNTED.stats_of, COUNTED.begin_counting())).start()
-            if self.watch:
-                self.watch()
-            PROCESS.on_failure = self._end_after
-            PROCESS.entered.add(self.run.folder)
-
-    def _end_after(self, failure: UserError) -> None:
-        """Leaves the record of a failure of this worker's device, and ends its process."""
-        record = WorkerFailure("DeviceFailedError", str(failure), socket.gethostname())
-        with contextlib.suppress(Exception):  # the process ends anyway
-            write_file(f"{self.run.folder}/{_FAILURES}/{uuid.uuid4().hex}", pack(record), self.run.folder)
-        console.error("%s", failure)
-        os._exit(failure.exit_code)
-
-    def _check(self) -> None:
-        output, worker = self.run.output, f"the worker on {socket.gethostname()}"
-        if not self.software.fits(here()):
-            raise RunnerError(
-                f"the launcher has {self.software}, and {worker} has {here()}: expected the same; build its image anew"
-            )
-        if not (self.run.is_open() or self.run.has_outcome()):
-            raise OutputError(
-                f"output {output}: expected a folder that launcher and workers share, such as gs://<bucket>/<folder>, but "
-                f"{worker} does not find in it what the launcher has begun"
-            )
-        try:
-            check_output(output)
-        except OutputError as err:
-            raise OutputError(f"{err} ({worker})") from err
-        try:
-            self.check_model()
-        except Exception as err:
-            kind = type(err) if isinstance(err, ModelError) else ModelError
-            raise kind(f"{' '.join(str(err).split())[:400]} ({worker})") from err
+    def write(self, run: Run) -> None:
+        """Leaves it in the folder of a run."""
+        write_file(f"{run.folder}/{_FAILURES}/{uuid.uuid4().hex}", pack(self), run.folder)
 
 
 class StatsReporter:

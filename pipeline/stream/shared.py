@@ -32,7 +32,6 @@ from pipeline.results.completion import UNKNOWN, RowVersion
 from pipeline.results.run_folder import Run
 from pipeline.stats.counted import COUNTED
 from pipeline.stats.samples import REPORT_SAMPLES
-from pipeline.stats.worker_reports import WorkerContext
 from pipeline.stream.answers import Answers
 from pipeline.stream.archive import Archive, RowWriter, no_reports
 from pipeline.stream.dedup_cache import DedupCache
@@ -40,6 +39,7 @@ from pipeline.stream.delayed_acks import DelayedAcks
 from pipeline.stream.outgoing import Outcome
 from pipeline.stream.subscriber import PULL_BYTES, PULL_IMAGES, Subscriber
 from pipeline.stream.threads import RunThreads
+from pipeline.worker import WorkerContext
 
 _MAX_FAILED = 100_000
 

@@ -14,7 +14,7 @@ from pipeline.results.current import current_rows
 from pipeline.results.reader import ResultsFolder, list_shards
 from pipeline.results.run_folder import Run
 from pipeline.stats.job_stats import JobStats
-from pipeline.stats.worker_reports import WorkerContext
+from pipeline.worker import WorkerContext
 from tests.shard_rows import VERSION, detected, failed, rows_in
 
 

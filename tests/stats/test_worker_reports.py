@@ -1,7 +1,6 @@
 """What workers tell their launcher: each of them the latest that it has counted, and nothing once the run is over."""
 
 import dataclasses
-import os
 import shutil
 import threading
 from collections import Counter
@@ -10,16 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.errors import ModelError, OutputError, RunnerError
-from pipeline.outcome.outcome import Outcome
 from pipeline.process import ProcessState
 from pipeline.results.run_folder import Run
-from pipeline.software import here
 from pipeline.stats import worker_reports
 from pipeline.stats.canary_stats import CanaryStats
 from pipeline.stats.counted import Counted
 from pipeline.stats.job_stats import JobStats
-from pipeline.stats.worker_reports import StatsReporter, WorkerContext, WorkerReports
+from pipeline.stats.worker_reports import StatsReporter, WorkerReports
 from pipeline.storage.files import read_checked
 from pipeline.storage.listing import MAX_PARALLEL
 from tests.clock import Clock
@@ -121,50 +117,3 @@ def test_nothing_comes_back_of_a_run_that_is_over(staging):
     stats.read = 2
     reporter.flush()
     assert not Path(staging.folder).exists()
-
-
-def reached():
-    """The check of a model that can be reached."""
-
-
-def closed():
-    raise OSError("the bucket\nis closed")
-
-
-@pytest.mark.parametrize(
-    ("folder", "run", "check_model", "error"),
-    [
-        pytest.param("out", "ffff", reached, "out: expected a folder that launcher and workers share, .* but {}", id="disk"),
-        pytest.param("out", "0a1b", closed, r"the bucket is closed \({}\)", id="no model"),
-    ],
-)
-def test_what_a_worker_cannot_reach_is_one_line_each_time(staging, tmp_path, folder, run, check_model, error):
-    context = WorkerContext(Run(f"{tmp_path}/{folder}", run), check_model)
-    for _ in range(2):
-        with pytest.raises((OutputError, ModelError), match=error.format(r"the worker on \S+")):
-            context.check_worker()
-
-
-def test_what_a_worker_cannot_write_is_one_line(staging, tmp_path):
-    os.symlink(tmp_path, f"{staging.output}/detections")
-    with pytest.raises(OutputError, match=r"out: expected detections to be a folder of its own, .* \(the worker on \S+\)"):
-        WorkerContext(staging, reached).check_worker()
-
-
-def test_a_worker_that_starts_when_its_run_has_ended_is_no_error(staging):
-    """A runner may start one more while the last step works, in place of one that was lost."""
-    Outcome(0).keep(ended := staging._replace(name="ffff"))
-    WorkerContext(ended, reached).check_worker()
-    assert not Path(ended.folder).exists()
-
-
-def test_a_worker_of_another_release_ends_its_job_with_one_line(tmp_path):
-    """Else its steps would be pickled by other code than they run in."""
-    run = Run(str(tmp_path), "0a")
-    with run.opened():
-        other = here()._replace(project="9.9.9")
-        context = WorkerContext(run, lambda: None, software=other)
-        with pytest.raises(
-            RunnerError, match=r"^the launcher has .*detect-objects 9\.9\.9, and the worker on .*: expected the same"
-        ):
-            context.check_worker()

@@ -17,12 +17,12 @@ from pipeline.process import PROCESS
 from pipeline.records import DeadLetter, EncodedImage, ImageRef, name_bytes
 from pipeline.results.run_folder import Run
 from pipeline.stats.counted import COUNTED
-from pipeline.stats.worker_reports import WorkerContext
 from pipeline.storage.fetch import fetch
 from pipeline.storage.files import write_file
 from pipeline.stream.deduplicate import AddIdentity, DropDuplicatesInState
 from pipeline.stream.outgoing import Outcome
 from pipeline.stream.shared import RunSettings, opened, run_of
+from pipeline.worker import WorkerContext
 from tests.feed.feeding import feeding
 from tests.processes import in_thread, wait_until
 
