@@ -25,11 +25,11 @@ _ROUNDS, _FEW_GROUPS = 8, 8  # of suppression; each round costs 0.03 ms, however
 
 
 def boxes_to_xyxy(boxes: Any, box_format: BoxFormat) -> Any:
-    """Convert `(..., 4)` boxes in `box_format` to left, top, right, bottom; units stay as they are."""
-    a, b, c, d = (boxes[..., n] for n in range(4))
+    """Convert `(..., 4)` boxes in `box_format` to left, top, right, bottom, which stay what they are; so do units."""
     if box_format == "xyxy":
-        edges = (a, b, c, d)
-    elif box_format == "yxyx":
+        return boxes
+    a, b, c, d = (boxes[..., n] for n in range(4))
+    if box_format == "yxyx":
         edges = (b, a, d, c)
     elif box_format == "xywh":
         edges = (a, b, a + c, b + d)
@@ -186,26 +186,28 @@ def nms(boxes_xyxy: Floats, scores: Floats, groups: Ints, iou_threshold: float) 
       iou_threshold: 0..1.
     """
     order = descending(groups, scores)
-    corners = np.ascontiguousarray(boxes_xyxy.take(order, axis=0).T)
-    sizes = np.maximum(corners[2:] - corners[:2], 0)
-    edges = np.vstack([corners, sizes[0] * sizes[1]])  # and the area
+    edges = np.empty((5, len(order)), boxes_xyxy.dtype)  # and the area
+    edges[:4] = boxes_xyxy.take(order, axis=0).T
+    sizes = np.maximum(edges[2:4] - edges[:2], 0)
+    edges[4] = sizes[0] * sizes[1]
     ordered, stays = groups.take(order), edges[4] == 0
     left = np.flatnonzero(~stays)
     for turn in itertools.count():
         of = ordered.take(left)
-        is_best = np.ones(len(left), np.bool_)
-        is_best[1:] = of[1:] != of[:-1]
-        best, others = left[is_best], left[~is_best]
+        is_best = np.ones(len(left) + 1, np.bool_)  # the last one is the end of the last group
+        is_best[1:-1] = of[1:] != of[:-1]
+        bounds = np.flatnonzero(is_best)
+        best = left.take(bounds[:-1])
         if len(best) < _FEW_GROUPS or turn == _ROUNDS:
             break
         stays[best] = True
-        rivals = best.take((np.cumsum(is_best) - 1)[~is_best])
+        others, rivals = left[~is_best[:-1]], np.repeat(best, bounds[1:] - bounds[:-1] - 1)
         a, b = edges.take(others, axis=1), edges.take(rivals, axis=1)
         width, height = np.maximum(np.minimum(a[2:4], b[2:4]) - np.maximum(a[:2], b[:2]), 0)
         common = width * height
         left = others[common <= iou_threshold * (a[4] + b[4] - common)]
-    for group in np.split(left, np.flatnonzero(is_best)[1:]) if len(left) else ():
-        rects = np.concatenate([corners[:2, group], sizes[:, group]]).T.tolist()
+    for group in np.split(left, bounds[1:-1]) if len(left) else ():
+        rects = np.concatenate([edges[:2, group], sizes[:, group]]).T.tolist()
         stays[group[np.array(cv2.dnn.NMSBoxes(rects, [*range(len(group), 0, -1)], 0.0, iou_threshold))]] = True
     found = np.empty(len(order), np.bool_)
     found[order] = stays

@@ -107,9 +107,9 @@ class Detections(msgspec.Struct, frozen=True, eq=False, gc=False):
     class_names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        n, shapes = len(self), [array.shape for array in (self.boxes_xyxy, self.class_ids, self.confidences)]
-        if shapes != [(n, 4), (n,), (n,)]:
-            raise ValueError(f"expected boxes, class ids and confidences of {n} objects, got arrays of the shapes {shapes}")
+        n, shapes = len(self.class_names), (self.boxes_xyxy.shape, self.class_ids.shape, self.confidences.shape)
+        if shapes != ((n, 4), (n,), (n,)):
+            raise ValueError(f"expected boxes, class ids and confidences of {n} objects, got arrays of the shapes {[*shapes]}")
 
     def __len__(self) -> int:
         return len(self.class_names)

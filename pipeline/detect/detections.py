@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -51,21 +50,22 @@ def to_detections(
         fitted = boxes_to_xyxy(boxes.reshape(-1, 4).take(places, axis=0).astype(np.float64), metadata.box_format)
         if metadata.box_units == "norm":
             fitted *= np.array([_input_wh(metadata, each) * 2 for each in transforms], np.float64).take(of, axis=0)
-        is_near = (np.abs(np.ascontiguousarray(fitted.T)) < _FAR).all(axis=0)
+        is_near = np.abs(fitted) < _FAR
+    if not is_near.all():
+        of, fitted, confidences, class_ids = _taken(np.flatnonzero(is_near.all(axis=1)), of, fitted, confidences, class_ids)
     if detect.classes:
-        is_near &= np.isin(class_ids, [metadata.class_names.index(name) for name in detect.classes])
-    kept = np.flatnonzero(is_near)
+        is_wanted = np.isin(class_ids, [metadata.class_names.index(name) for name in detect.classes])
+        of, fitted, confidences, class_ids = _taken(np.flatnonzero(is_wanted), of, fitted, confidences, class_ids)
     if metadata.nms == "pipeline":
-        groups = (of * _GROUPS + class_ids).take(kept)
-        kept = kept[nms(fitted.take(kept, axis=0), confidences.take(kept), groups, detect.iou_threshold)]
-    kept = kept[descending(of[kept], confidences[kept])]
-    of, fitted, confidences, class_ids = (each.take(kept, axis=0) for each in (of, fitted, confidences, class_ids))
-    scales = np.array([[each.scale_x, each.scale_y] * 2 for each in transforms]).take(of, axis=0)
-    offsets = np.array([[each.offset_x, each.offset_y] * 2 for each in transforms], np.float64).take(of, axis=0)
-    corners = np.array([[each.left, each.top] * 2 for each in transforms]).take(of, axis=0)
+        stays = np.flatnonzero(nms(fitted, confidences, of * _GROUPS + class_ids, detect.iou_threshold))
+        of, fitted, confidences, class_ids = _taken(stays, of, fitted, confidences, class_ids)
+    of, fitted, confidences, class_ids = _taken(descending(of, confidences), of, fitted, confidences, class_ids)
+    fits = [(each.offset_x, each.offset_y, each.scale_x, each.scale_y, each.left, each.top) for each in transforms]
+    offsets, scales, corners = _of_corners(np.array(fits, np.float64).reshape(-1, 3, 2)).take(of, axis=1)
     on_image = ((fitted - offsets) / scales + corners).astype(np.float32)
     confidences = np.minimum(confidences, np.float32(1))
-    names = [*map(functools.cache(functools.partial(class_name, metadata)), class_ids.tolist())]
+    known = metadata.class_names
+    names = [known[n] if 0 <= n < len(known) else class_name(metadata, n) for n in class_ids.tolist()]
     ends = np.searchsorted(of, np.arange(images + 1)).tolist()
     of_images = [slice(start, min(stop, start + detect.max_detections)) for start, stop in itertools.pairwise(ends)]
     return [
@@ -74,6 +74,16 @@ def to_detections(
         else Detections(on_image[one], class_ids[one], confidences[one], tuple(names[one]))
         for n, one in enumerate(of_images)
     ]
+
+
+def _taken(places: np.ndarray, *arrays: np.ndarray) -> Iterator[np.ndarray]:
+    """What arrays have at these places."""
+    return (array.take(places, axis=0) for array in arrays)
+
+
+def _of_corners(of_x_and_y: np.ndarray) -> np.ndarray:
+    """`(n, kinds, 2)` as `(kinds, n, 4)`, for both corners of boxes."""
+    return np.concatenate([of_x_and_y, of_x_and_y], axis=2).swapaxes(0, 1)
 
 
 def _input_wh(metadata: DetectorMetadata, transform: InputTransform) -> tuple[int, int]:
@@ -96,13 +106,15 @@ def _candidates(
             places = np.flatnonzero((best >= detect.score_threshold) & in_count)
             sure = best.take(places)
             if classes is not None:
-                ids = _class_ids(classes.take(places).astype(np.float64), metadata.class_id_offset)
+                ids = _class_ids(classes.take(places), metadata.class_id_offset)
             elif scores.ndim == 3:
                 ids = scores.reshape(-1, scores.shape[2]).take(places, axis=0).argmax(axis=-1)
             else:  # a model of one class
                 ids = np.zeros(len(places), np.int32)
-    kept = np.flatnonzero(np.isfinite(sure) & (ids != _NO_CLASS))
-    return places.take(kept), sure.take(kept), ids.take(kept).astype(np.int32)
+    is_known = np.isfinite(sure) & (ids != _NO_CLASS)
+    if not is_known.all():
+        places, sure, ids = _taken(np.flatnonzero(is_known), places, sure, ids)
+    return places, sure, ids.astype(np.int32, copy=False)
 
 
 def _arrays(outputs: Mapping[str, np.ndarray], images: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
@@ -145,7 +157,9 @@ def _bad_count(outputs: Mapping[str, np.ndarray], image: int) -> str:
 
 def _class_ids(classes: np.ndarray, offset: int) -> np.ndarray:
     """Class ids from 0; `_NO_CLASS` for NaN and for numbers beyond 32 bits."""
-    numbers = classes - offset
+    if classes.dtype == np.int32 and not offset:
+        return classes
+    numbers = classes.astype(np.float64) - offset
     valid = np.abs(numbers) < -_NO_CLASS  # not so for NaN
     return np.where(valid, numbers, _NO_CLASS).astype(np.int32)
 
