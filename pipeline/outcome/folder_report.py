@@ -26,7 +26,7 @@ from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef
 from pipeline.report.page import Folder, render_report
 from pipeline.results.current import current_batches
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, REPORT, RUNS
-from pipeline.results.reader import undisturbed
+from pipeline.results.reader import KINDS, undisturbed
 from pipeline.results.rows import exact_uris, json_rows
 from pipeline.results.wanted import ALL, Wanted
 from pipeline.stats.job_stats import EXAMPLES, JobStats, confidence_bins
@@ -57,8 +57,11 @@ def page_of_folder(output: str, summary: Mapping[str, Any], wanted: Wanted = ALL
 
 def _figures(output: str, wanted: Wanted) -> Folder:
     stats, models, looked, kept = JobStats(), Counter[tuple[str, str]](), 0, dict[str, list[tuple[int, pa.RecordBatch]]]()
-    for batch in current_batches(output, wanted, DETECTIONS):
+    for kind, batch in current_batches(output, wanted, KINDS):
         stats.read += len(batch)
+        if kind == DEAD_LETTERS:
+            _add_dead(stats, batch)
+            continue
         models.update(_counted(batch["model"], batch["version"]))
         _add_objects(stats, batch)
         if looked < _SAMPLED:
@@ -67,9 +70,6 @@ def _figures(output: str, wanted: Wanted) -> Folder:
     stats.pictures = {
         purpose: [(rank, _image_of(next(json_rows(row, DETECTIONS)))) for rank, row in ranked] for purpose, ranked in kept.items()
     }
-    for batch in current_batches(output, wanted, DEAD_LETTERS):
-        stats.read += len(batch)
-        _add_dead(stats, batch)
     return Folder(output, stats, models, chosen(stats.pictures, REPORT_SAMPLES))
 
 

@@ -34,9 +34,9 @@ from pipeline.results.completion import contains, row_keys
 from pipeline.results.contents import merge_contents
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.lock import locked
-from pipeline.results.reader import KINDS, ResultsFolder, batches_in, parquet_file
+from pipeline.results.reader import BATCH_ROWS, KINDS, ResultsFolder, batches_in, parquet_file
 from pipeline.results.row_rule import COLUMNS, RULE, Ranked, superseded
-from pipeline.results.rows import FORMATS, exact_uris
+from pipeline.results.rows import exact_uris
 from pipeline.results.run_folder import remove_abandoned
 from pipeline.results.shards import COMPACTED, KEYS, Shard, digest, shard_of_name, write_shard
 from pipeline.storage.files import delete_files, delete_generations, folders_of, sync, warn_unreadable
@@ -50,7 +50,7 @@ _SMALL_BYTES = 64 << 10  # below it the number of files costs more than their by
 _SHARE = 0.2  # of lost rows
 _IMAGES = (*COLUMNS, "version", "settings")  # the columns of detections that tell which dead letters they answer
 _LEVEL = b"level"  # metadata of a merged shard: a character for each merge behind it
-_RULE = b"rule"  # metadata of a merged shard: the version of the rule by which rows were dropped
+_RULE, _THIS_RULE = b"rule", b"%d" % RULE  # metadata of a merged shard: the version of the rule by which rows were dropped
 
 
 class Compacted(NamedTuple):
@@ -136,26 +136,29 @@ def _parts(results: ResultsFolder, keep_latest: bool) -> list[_Part]:
 
 
 def _read(results: ResultsFolder, kind: str, columns: Sequence[str]) -> Iterator[_Part]:
-    def project(shard: Shard, source: Any) -> tuple[pa.Table, dict[bytes, bytes], int]:
-        schema = pa.schema([field for field in FORMATS[kind].schema if field.name in columns])
+    def project(shard: Shard, source: Any) -> tuple[bytes, _Part]:
+        ranks, loose_keys = list[Ranked](), [np.zeros(0, np.uint64)]
         with parquet_file(shard, source) as file:
-            table = pa.Table.from_batches(batches_in(shard, file, columns), schema)
-            groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
-            return table, file.schema_arrow.metadata or {}, sum(group.total_byte_size for group in groups)
+            metadata = file.schema_arrow.metadata or {}
+            raw_bytes = sum(file.metadata.row_group(number).total_byte_size for number in range(file.metadata.num_row_groups))
+            for batch in batches_in(shard, file, columns, BATCH_ROWS):
+                ranks.append(Ranked.of(batch, kind == DETECTIONS))
+                if columns is _IMAGES:
+                    loose_keys.append(_loose_keys(batch))
+        ranked = Ranked.joined(ranks, kind == DETECTIONS)
+        lost = np.zeros(len(ranked.keys), bool)
+        part = _Part(shard, raw_bytes, metadata.get(_LEVEL, b""), ranked, lost, np.concatenate(loose_keys))
+        return metadata.get(_RULE, _THIS_RULE), part
 
     shards = shown([shard for shard in results.shards if shard.kind == kind], "reading keys", "files")
-    for shard, (table, metadata, raw_bytes) in results.read(project, shards, begin_anew=False):
-        if metadata.get(_RULE, str(RULE).encode()) != str(RULE).encode():
+    for shard, (rule, part) in results.read(project, shards, begin_anew=False):
+        if rule == _THIS_RULE:
+            yield part
+        else:
             warn_unreadable(shard.path, "another release merged it by another rule, so it stays as it is")
-            continue
-        made_at = table["made_at"].cast(pa.int64()).to_numpy()
-        of_table = Ranked.of(table, kind == DETECTIONS) if len(columns) > 2 else None
-        ranked = of_table or Ranked.by_key(table["key"].to_numpy(), made_at, kind == DETECTIONS)
-        loose_keys = _loose_keys(table) if columns is _IMAGES else np.zeros(0, np.uint64)
-        yield _Part(shard, raw_bytes, metadata.get(_LEVEL, b""), ranked, np.zeros(len(table), bool), loose_keys)
 
 
-def _loose_keys(rows: pa.Table) -> np.ndarray:
+def _loose_keys(rows: pa.RecordBatch) -> np.ndarray:
     named = (rows[name].to_pylist() for name in ("model", "version", "settings"))
     return row_keys((uri, "", *each) for uri, *each in zip(exact_uris(rows), *named, strict=True))
 
@@ -234,7 +237,7 @@ def _is_worth(group: Sequence[_Part], share: float) -> bool:
 
 def _merge(results: ResultsFolder, group: Sequence[_Part], share: float) -> Compacted:
     """Writes merged shards and deletes their sources; one that is damaged, gone, or too large to merge, stays."""
-    metadata = {_LEVEL: max(part.level for part in group) + b"+", _RULE: str(RULE).encode()}
+    metadata = {_LEVEL: max(part.level for part in group) + b"+", _RULE: _THIS_RULE}
     taken, held, files = list[_Part](), list[pa.Table](), 0
     for part in group:
         table = _kept_rows(results, part)

@@ -1,16 +1,17 @@
 """The current rows of a results folder: of each image and model the row of detections that counts, see `row_rule`.
 
-Which rows count is decided from their keys, images and ages, 26 bytes of memory a row and 9 more while they are sorted; the rows
-themselves come in parts of at most 1,000. `by_uri` sorts them on the local disk.
+Which rows count is decided from their keys, images and ages, which lie on the local disk meanwhile: a byte of memory a row. The
+rows themselves come in parts of at most 1,000. `by_uri` sorts them on the local disk, too.
 """
 
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,18 @@ from models.base.progress import shown
 from models.evaluate import detection_rows
 from models.evaluate.detection_rows import ImageRow, RowsError, from_json
 from pipeline.results.layout import DETECTIONS, check_results
-from pipeline.results.reader import KINDS, DamagedError, ResultsFolder, batches_of, list_shards, undisturbed
-from pipeline.results.row_rule import COLUMNS, Ranked, superseded
+from pipeline.results.reader import (
+    BATCH_ROWS,
+    KINDS,
+    DamagedError,
+    ResultsFolder,
+    batches_in,
+    batches_of,
+    list_shards,
+    parquet_file,
+    undisturbed,
+)
+from pipeline.results.row_rule import COLUMNS, Ranked, superseded_rows
 from pipeline.results.rows import FORMATS, JSON_COLUMNS, json_rows
 from pipeline.results.shards import Shard
 from pipeline.results.wanted import ALL, Wanted
@@ -43,7 +54,7 @@ def current_rows(output: str, wanted: Wanted = ALL, *, kind: str = DETECTIONS, s
       FileNotFoundError: A compaction has deleted a shard meanwhile; begin anew, see `undisturbed`.
       UnreadableError: A shard cannot be read now; or, when all others are read, one is damaged.
     """
-    batches = current_batches(output, wanted, kind)
+    batches = (batch for _, batch in current_batches(output, wanted, (kind,)))
     yield from by_uri(batches, kind) if sort else (row for batch in batches for row in json_rows(batch, kind))
 
 
@@ -64,27 +75,40 @@ def by_uri(batches: Iterable[pa.RecordBatch], kind: str = DETECTIONS) -> Iterato
                 yield from json_rows(parts[part].slice(row - starts[part], 1), kind)
 
 
-def current_batches(output: str, wanted: Wanted = ALL, kind: str = DETECTIONS) -> Iterator[pa.RecordBatch]:
-    """The current rows with all their columns; see `current_rows`."""
+def current_batches(
+    output: str, wanted: Wanted = ALL, kinds: Sequence[str] = (DETECTIONS,)
+) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """The current rows of some kinds with all their columns, in parts with their kind; see `current_rows`."""
     results = ResultsFolder(output, KINDS, wanted.may_be_in)
-    found, ranks = list[tuple[Shard, np.ndarray]](), list[Ranked]()
-    for shard, table in results.tables([*COLUMNS, *wanted.columns]):
-        is_wanted = wanted.among(table, shard.kind)
-        rows = table.filter(pa.array(is_wanted))
-        found.append((shard, is_wanted))
-        ranked = Ranked.of(rows, shard.kind == DETECTIONS)
-        ranks.append(Ranked.by_key(*ranked[1:3], ranked.detected) if wanted.every else ranked)
-    for (_, counts), lost in zip(found, superseded(ranks), strict=True):
-        counts[np.flatnonzero(counts)[lost]] = False
-    del ranks
-    counts_in = {shard: counts for shard, counts in found if shard.kind == kind and counts.any()}
-    del found
+    counts, places = bytearray(), dict[Shard, slice]()
+
+    def wanted_rows() -> Iterator[tuple[Ranked, np.ndarray]]:
+        for shard, (is_wanted, ranked) in results.read(functools.partial(_ranked, wanted)):
+            start = len(counts)
+            counts.extend(is_wanted.tobytes())
+            places[shard] = slice(start, len(counts))
+            yield ranked, start + np.flatnonzero(is_wanted)
+
+    for lost in superseded_rows(wanted_rows()):
+        np.frombuffer(counts, bool)[lost] = False
+    counts_in = {shard: np.frombuffer(counts, bool)[place] for shard, place in places.items() if shard.kind in kinds}
     current, at = None, 0
-    for shard, batch in results.batches(counts_in):
+    for shard, batch in results.batches(shard for shard, counts in counts_in.items() if counts.any()):
         current, at = shard, at if shard == current else 0
-        yield batch.filter(pa.array(counts_in[shard][at : at + len(batch)]))
+        yield shard.kind, batch.filter(pa.array(counts_in[shard][at : at + len(batch)]))
         at += len(batch)
     results.check_whole()
+
+
+def _ranked(wanted: Wanted, shard: Shard, source: Any) -> tuple[np.ndarray, Ranked]:
+    """Which rows of a shard are wanted, and the ranks of these."""
+    found, ranks, detected = [np.zeros(0, bool)], list[Ranked](), shard.kind == DETECTIONS
+    with parquet_file(shard, source) as file:
+        for batch in batches_in(shard, file, [*COLUMNS, *wanted.columns], BATCH_ROWS):
+            found.append(wanted.among(batch, shard.kind))
+            ranks.append(Ranked.of(batch.filter(pa.array(found[-1])), detected))
+    ranked = Ranked.joined(ranks, detected)
+    return np.concatenate(found), Ranked.by_key(ranked.keys, ranked.made_at, detected) if wanted.every else ranked
 
 
 def read_results(output: str, wanted: Wanted = ALL) -> list[ImageRow]:

@@ -41,7 +41,7 @@ KINDS = (DETECTIONS, DEAD_LETTERS)
 BATCH_ROWS = 1000  # each is a few kB as Python objects
 _BATCH_BYTES = 16 << 20  # dead letters may carry messages of 10 MB
 _WHOLE_BYTES = 1 << 20  # an object of this size is fetched by one request; larger ones in parts of it
-_AHEAD_BYTES = 2 << 20  # of shards of a disk that are read ahead: what is read of them takes ten times as much memory
+_DISK_BYTES = 256 << 10  # of shards of a disk, unless it is one: what is read of them takes twenty times as much memory
 _TRIES = 10  # compactions that delete what a reader has listed
 _KEY_BYTES = 8  # a row takes at least its key, which is a hash
 _FEW_ROWS = 100_000  # as many as this program writes into a shard, whose keys may repeat
@@ -240,10 +240,12 @@ def side_by_side(
     pool = ThreadPoolExecutor(MAX_PARALLEL, "read-results")
     try:
         for each in items:
-            ahead.append((each, pool.submit(call, each)))
-            while len(ahead) >= 2 * MAX_PARALLEL or (len(ahead) > 1 and sum(size(item) for item, _ in ahead) > _AHEAD_BYTES):
+            while ahead and (
+                len(ahead) >= 2 * MAX_PARALLEL or sum(map(size, (each, *(item for item, _ in ahead)))) > _DISK_BYTES
+            ):
                 item, future = ahead.popleft()
                 yield item, future.result()
+            ahead.append((each, pool.submit(call, each)))
         while ahead:
             item, future = ahead.popleft()
             yield item, future.result()
@@ -348,7 +350,7 @@ def batches_in(
         for group in range(file.metadata.num_row_groups):
             facts = file.metadata.row_group(group)
             at_once = max(1, min(rows, _BATCH_BYTES * facts.num_rows // max(1, facts.total_byte_size)))
-            for batch in file.iter_batches(at_once, row_groups=[group], columns=there):
+            for batch in file.iter_batches(at_once, row_groups=[group], columns=there, use_threads=False):
                 yield of.conform(batch, columns)
 
 

@@ -11,7 +11,10 @@ What is *done* is another question, and goes by key alone (see `completion`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +26,10 @@ from pipeline.results.rows import exact_uris
 
 RULE = 1  # a merged shard has it in its metadata, so that no older release drops rows by an older rule
 COLUMNS = ("key", "made_at", "uri", "uri_bytes", "model", "generation")  # what the rule needs
+
+_HELD_ROWS = 50_000  # as many ranks are in memory
+_FILES = 64  # a hundredth of the rows is in memory at once
+_ON_DISK = [("groups", "u8"), ("keys", "u8"), ("made_at", "i8"), ("chooses", "?"), ("detected", "?"), ("row", "u8")]
 
 
 class Ranked(NamedTuple):
@@ -43,15 +50,26 @@ class Ranked(NamedTuple):
     detected: bool
 
     @staticmethod
-    def of(rows: pa.Table, detected: bool) -> Ranked:
-        """The ranks of rows with the columns of `COLUMNS`."""
-        keys = rows["key"].to_numpy()
+    def of(rows: pa.RecordBatch, detected: bool) -> Ranked:
+        """The ranks of rows with the columns of `COLUMNS`; with the first two alone each key counts for itself."""
+        keys, made_at = rows["key"].to_numpy(), rows["made_at"].cast(pa.int64()).to_numpy()
+        if "uri" not in rows.schema.names:
+            return Ranked.by_key(keys, made_at, detected)
         groups = row_keys(
             (uri, "", model, "", "") for uri, model in zip(exact_uris(rows), rows["model"].to_pylist(), strict=True)
         )
-        groups = np.where(pc.equal(rows["uri"], "").to_numpy(), keys, groups)
-        chooses = np.full(len(keys), True) if detected else pc.not_equal(rows["generation"], "").to_numpy()
-        return Ranked(groups, keys, rows["made_at"].cast(pa.int64()).to_numpy(), chooses, detected)
+        groups = np.where(_is_empty(rows["uri"]), keys, groups)
+        chooses = np.full(len(keys), True) if detected else ~_is_empty(rows["generation"])
+        return Ranked(groups, keys, made_at, chooses, detected)
+
+    @staticmethod
+    def joined(parts: Sequence[Ranked], detected: bool) -> Ranked:
+        """The ranks of the rows of all parts of a shard."""
+        none = Ranked.by_key(np.zeros(0, np.uint64), np.zeros(0, np.int64), detected)
+        groups, keys, made_at, chooses = (
+            np.concatenate(column) for column in zip(*(part[:4] for part in (none, *parts)), strict=True)
+        )
+        return Ranked(groups, keys, made_at, chooses, detected)
 
     @staticmethod
     def by_key(keys: np.ndarray, made_at: np.ndarray, detected: bool) -> Ranked:
@@ -91,6 +109,52 @@ def superseded(shards: Sequence[Ranked]) -> list[np.ndarray]:
     for mask, index, of_shard in zip(lost, indices, np.split(loses, np.cumsum(counts)[:-1]), strict=True):
         mask[index[of_shard]] = True
     return lost
+
+
+def superseded_rows(parts: Iterable[tuple[Ranked, np.ndarray]]) -> Iterator[np.ndarray]:
+    """The numbers of the rows that do not count; the ranks of all but a few rows are on the local disk, 34 bytes each.
+
+    Args:
+      parts: The ranks of some rows, and the numbers of these; of equal rows the last counts.
+    """
+    held = list[tuple[Ranked, np.ndarray]]()
+    with tempfile.TemporaryDirectory() as folder:
+        for part in parts:
+            held.append(part)
+            if sum(len(rows) for _, rows in held) > _HELD_ROWS:
+                _add_to_files(folder, held)
+                held.clear()
+        if held and os.listdir(folder):
+            _add_to_files(folder, held)
+            held.clear()
+        for together in itertools.chain([held], map(_of_file, os.scandir(folder))):
+            for (_, rows), lost in zip(together, superseded([ranked for ranked, _ in together]), strict=True):
+                yield rows[lost]
+
+
+def _add_to_files(folder: str, parts: Sequence[tuple[Ranked, np.ndarray]]) -> None:
+    """Adds rows to files, by their groups: those of one group are in one file."""
+    table = np.concatenate(
+        [np.rec.fromarrays((*ranked[:4], np.full(len(rows), ranked.detected), rows), _ON_DISK) for ranked, rows in parts]
+    )
+    files = table["groups"] % _FILES
+    order = np.argsort(files, kind="stable")
+    for number, rows in enumerate(np.split(table[order], np.searchsorted(files[order], np.arange(1, _FILES)))):
+        with open(f"{folder}/{number}", "ab") as file:
+            rows.tofile(file)
+
+
+def _of_file(path: os.PathLike[str]) -> list[tuple[Ranked, np.ndarray]]:
+    table = np.fromfile(path, _ON_DISK)
+    kinds = ((table[table["detected"] == detected], detected) for detected in (False, True))
+    return [
+        (Ranked(rows["groups"], rows["keys"], rows["made_at"], rows["chooses"], detected), rows["row"])
+        for rows, detected in kinds
+    ]
+
+
+def _is_empty(texts: pa.Array) -> np.ndarray:
+    return np.asarray(pc.equal(texts, "").to_numpy(zero_copy_only=False))
 
 
 def _last_of_each(numbers: np.ndarray) -> np.ndarray:

@@ -44,7 +44,7 @@ class Wanted(NamedTuple):
         """The columns that `among` needs."""
         return (*(name for name, value in self._texts() if value), *(("generation", "model", "version") if self.settings else ()))
 
-    def among(self, rows: pa.Table, kind: str) -> np.ndarray:
+    def among(self, rows: pa.Table | pa.RecordBatch, kind: str) -> np.ndarray:
         """Which of some rows are wanted, `(N,) bool`.
 
         Args:
@@ -54,7 +54,7 @@ class Wanted(NamedTuple):
         found = rows["made_at"].cast(pa.int64()).to_numpy() >= self.since * 1e6
         for name, value in self._texts():
             if value and (name != "settings" or kind == DETECTIONS):
-                found &= pc.equal(rows[name], value).to_numpy()
+                found &= pc.equal(rows[name], value).to_numpy(zero_copy_only=False)
         if self.settings and kind != DETECTIONS:
             named = (rows[name].to_pylist() for name in ("generation", "model", "version"))
             found &= (
