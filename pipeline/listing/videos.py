@@ -52,15 +52,53 @@ def images_of_video(video: ImageRef, fps: float, max_megapixels: float) -> Itera
         with storage_failures(path):
             generation = retried(store_of(path).look_up, RETRY_SECONDS)(path).generation
         failed = replace(video, generation=generation)
-        with open_file(path, generation) as file, _opened(file, path, max_megapixels * 1e6) as container:
+        with open_file(path, generation) as file, _opened(boxes := _Boxes(file), path, max_megapixels * 1e6) as container:
             asked = time.monotonic()
-            for ms, frame in _selected(container, path, fps, wanted_ms):
+            for ms, frame in _selected(container, boxes, path, fps, wanted_ms):
                 content = _as_jpeg(frame)
                 ref = ImageRef(f"{path}#t={ms / 1000:.3f}", generation, len(content), extra=video.extra)
                 yield EncodedImage(ref, content, time.monotonic() - asked, time.time())
                 asked, failed = time.monotonic(), video  # a generation would make all of it done, also frames without a row
     except ImageError as err:
         yield err.failure.dead_letter(failed)
+
+
+class _Boxes:
+    """A file that notes the boxes of an MP4 file as its demuxer reads them: it passes over damaged ones, and reports nothing.
+
+    Attributes:
+      are_fragments: Whether frames lie in fragments, of which no header gives the number.
+      media_bytes: What all `mdat` boxes hold.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._size: int = file.seek(0, 2)
+        self._next: float = 0
+        self.are_fragments, self.media_bytes = False, 0
+        file.seek(0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether one box came after the other up to the end of the file."""
+        return self._next == self._size
+
+    def read(self, size: int) -> bytes:
+        at = self._file.tell()
+        content: bytes = self._file.read(size)
+        while at <= self._next < at + len(content):
+            self._file.seek(int(self._next))
+            header = self._file.read(16)
+            length, kind, long_length = int.from_bytes(header[:4], "big"), header[4:8], int.from_bytes(header[8:], "big")
+            length = long_length if length == 1 else length or (self._size - int(self._next) if kind == b"mdat" else 0)
+            self.are_fragments |= kind == b"moof"
+            self.media_bytes += length - (16 if header[:4] == b"\0\0\0\1" else 8) if kind == b"mdat" else 0
+            self._next += length if length >= 8 else math.inf
+            self._file.seek(at + len(content))
+        return content
 
 
 @contextlib.contextmanager
@@ -91,14 +129,14 @@ def _open_nothing(url: str, flags: int, options: dict[str, str]) -> Any:
     raise PermissionError(f"a video may not open {url!r}")
 
 
-def _selected(container: Any, path: str, fps: float, wanted_ms: int | None) -> Iterator[tuple[int, Any]]:
+def _selected(container: Any, boxes: _Boxes, path: str, fps: float, wanted_ms: int | None) -> Iterator[tuple[int, Any]]:
     """The wanted frame, or those at `fps`; each with its time in milliseconds."""
     due = wanted_ms or 0
     if due > _SEEK_EARLIER_S * 1000:
         with _damage(lambda why: f"{path} is damaged: no place in it can be found ({why})"):
             container.seek((due - _SEEK_EARLIER_S * 1000) * 1000 + (container.start_time or 0))
     ms = None
-    for ms, frame in _frames(container, path):
+    for ms, frame in _frames(container, path, boxes if wanted_ms is None else None):
         if ms < due:
             continue
         yield ms, frame
@@ -120,8 +158,8 @@ def next_due(ms: int, fps: Fraction) -> int:
     return math.floor(math.ceil((ms + 1) * fps / 1000) * 1000 / fps)
 
 
-def _frames(container: Any, path: str) -> Iterator[tuple[int, Any]]:
-    """All frames from where a container stands, each with the first millisecond that shows it.
+def _frames(container: Any, path: str, boxes: _Boxes | None) -> Iterator[tuple[int, Any]]:
+    """All frames from where a container stands, each with the first millisecond that shows it; of a whole file with its boxes.
 
     Raises:
       ImageError: Of damage; nothing behind it is read.
@@ -131,12 +169,14 @@ def _frames(container: Any, path: str) -> Iterator[tuple[int, Any]]:
     start, stream = Fraction(container.start_time or 0, av.time_base), container.streams.best("video")
     ms, end, has_key = 0, start, False
     read_to, in_order = math.inf, "matroska" in container.format.name
+    unread_bytes = 0
 
     def message(why: str) -> str:
         return f"{path} is damaged behind {ms / 1000:.3f} s ({why}): later frames cannot be read"
 
     with _damage(message):
         for packet in container.demux():  # of all streams: any of them may be the one that lasts to the end
+            unread_bytes -= packet.size
             if packet.is_corrupt:
                 raise ValueError("a part is not all there")
             if packet.pts is not None and packet.stream.type in ("video", "audio"):
@@ -155,6 +195,10 @@ def _frames(container: Any, path: str) -> Iterator[tuple[int, Any]]:
                 yield ms, frame
         if (container.duration or 0) / av.time_base - float(end - start) > _EARLY_END_S:
             raise ValueError(f"it ends at {float(end - start):.3f} s of {container.duration / av.time_base:.3f}")
+        # the demuxer makes other packets of subtitles than the file has
+        unread_bytes += boxes.media_bytes if boxes and {each.type for each in container.streams} <= {"video", "audio"} else 0
+        if boxes and boxes.are_fragments and (unread_bytes > 0 or not boxes.is_whole):
+            raise ValueError("not all of its fragments are there")
 
 
 @contextlib.contextmanager

@@ -165,6 +165,32 @@ def test_wherever_matroska_is_damaged_no_frame_is_missing_without_a_dead_letter(
         assert len(images) == 250 or isinstance(images[-1], DeadLetter), damaged_at
 
 
+FRAGMENTED = [{"movflags": "frag_keyframe+empty_moov"}, {"movflags": "dash+global_sidx", "frag_duration": "400000"}]
+
+
+@pytest.mark.parametrize("container", FRAGMENTED, ids=["fragments", "dash"])
+@pytest.mark.parametrize(("sound_seconds", "overwritten"), [(0, b"\xff" * 200), (10, b"\0" * 200), (10, b"")])
+def test_wherever_a_fragmented_video_is_damaged_or_cut_no_frame_is_missing_without_a_dead_letter(
+    tmp_path, container, sound_seconds, overwritten
+):
+    """Its headers have no duration, and its demuxer passes over fragments that it does not understand."""
+    path = write_video(tmp_path / "a.mp4", 250, "mpeg4", container=container, sound_seconds=sound_seconds)
+    content = path.read_bytes()
+    assert content.count(b"moof") > 10 and len(read(path, 25.0)) == 250
+    for damaged_at in range(len(content) // 20, len(content) * 19 // 20, len(content) // 50):
+        path.write_bytes(content[:damaged_at] + overwritten + content[damaged_at + 200 : len(content) if overwritten else 0])
+        images = read(path, 25.0)
+        assert len(images) == 250 or isinstance(images[-1], DeadLetter), damaged_at
+
+
+def test_of_a_recording_that_goes_on_the_fragments_that_are_there_are_read(tmp_path):
+    path = write_video(tmp_path / "a.mp4", 250, "mpeg4", container=FRAGMENTED[0])
+    content = path.read_bytes()
+    path.write_bytes(content[: content.rindex(b"moof", 0, len(content) // 2) - 4])
+    *_, last = read(path, 25.0)
+    assert not isinstance(last, DeadLetter)
+
+
 @pytest.mark.parametrize("cut", [0, 10, 1000])
 def test_a_video_without_its_index_is_one_dead_letter(tmp_path, cut):
     path = write_video(tmp_path / "a.mp4")
