@@ -1,11 +1,12 @@
-"""Measures the streaming job on Google's Pub/Sub emulator: `python -m tests.benchmarks.streaming [WHAT …] [--quick]`.
+"""Measures the streaming job on Google's Pub/Sub emulator: `python -m tests.benchmarks.streaming [WHAT …] [--quick] [--apart]`.
 
     throughput   a backlog, beside the batch job
     objects      a backlog of objects in a storage emulator that answers 50 ms late, with an engine that costs nothing
     latency      p50 and p99 from publishing to receiving, for one image alone and at half of the throughput
 
-Publisher, emulator (Java) and job share this machine's cores; so does everything here that receives. CPU time is an image's, in
-the process that detects (`detecting`), or in this and its feeder processes; so it is the job's alone, unlike images/s.
+Publisher, emulator (Java) and job share this machine's cores; so does everything here that receives. With `--apart` jobs have all
+cores but one, and everything else has that one. CPU time is an image's, in the process that detects (`detecting`), in this and
+its feeder processes, or in all that is no job (`beside`). Rates are those of the middle eight tenths of the images.
 Figures go to `.bench/streaming.json`.
 """
 
@@ -17,11 +18,12 @@ import datetime
 import itertools
 import json
 import operator
+import os
 import shutil
 import signal
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,6 +55,7 @@ class Backlog(NamedTuple):
     images_per_second: float
     cpu_ms: float
     detecting_cpu_ms: float
+    beside_cpu_ms: float
 
 
 @contextlib.contextmanager
@@ -74,38 +77,40 @@ def receiving(emulator: PubSubEmulator, subscription: str) -> Iterator[list[Rece
 
 
 class Bench:
-    """One measurement after the other, each with a job, topics and a folder of its own; with small numbers if `quick`."""
+    """One measurement after the other, each with a job on these cores, topics and a folder; with small numbers if `quick`."""
 
-    def __init__(self, emulator: PubSubEmulator, quick: bool):
-        self._emulator, self._quick = emulator, quick
+    def __init__(self, emulator: PubSubEmulator, quick: bool, cores: set[int]):
+        self._emulator, self._quick, self._cores = emulator, quick, cores
         self._images = [path.read_bytes() for path in sorted(make_images(SMALL).glob("*.jpg"))]
         self._rate: float | None = None
         make_model()
 
     def throughput(self) -> dict[str, Any]:
-        """A backlog of URIs that is there when the job starts, and the batch job, alternately.
-
-        The first and last tenth of the stream are not counted; the batch job's own rate leaves its start out, but not its end.
-        """
+        """A backlog of URIs that is there when the job starts, and the batch job, in turns over the same images."""
         count, rounds = (256, 1) if self._quick else (1024, 3)
         links = link_images(make_images(SMALL), (BENCH / f"links-{count}").resolve(), count)
-        streams, batches = [], []
+        output = BENCH / "out" / "batch_beside_streaming"
+        streams, batch_rates, batch_cpu_ms = [], [], []
         for number in range(rounds):
             with self._job("--allow-uri-prefix", str(links)) as (job, received):
                 job.publish(*(json.dumps({"uri": str(path)}).encode() for path in sorted(links.iterdir())))
-                streams.append(_backlog(job, received, count))
-            batches.append(run_once("batch beside streaming", ours(), number, links, BENCH / "out" / "batch_beside_streaming"))
-        rates, batch_rates = ([each.images_per_second for each in runs] for runs in (streams, batches))
-        cpu_ms, batch_cpu_ms = [each.cpu_ms for each in streams], [round(1e3 * each.cpu_seconds_per_image, 2) for each in batches]
+                streams.append(self._backlog(job, received, count))
+            with _on(self._cores):
+                run = run_once("batch beside streaming", ours(), number, links, output)
+            batch_cpu_ms.append(round(1e3 * run.cpu_seconds_per_image, 2))
+            seconds, images = np.transpose(json.loads((output / "summary.json").read_text())["throughput"])
+            batch_rates.append(_steady_rate(seconds, np.cumsum(images)))
+        rates, cpu_ms, _, beside_cpu_ms = (list(column) for column in zip(*streams, strict=True))
         self._rate = statistics.median(rates)
         return {
             "images_per_second": rates,
             "cpu_ms": cpu_ms,
+            "beside_cpu_ms": beside_cpu_ms,
             "batch_sizes": json.loads((job.archive / "summary.json").read_text())["batch_sizes"],
-            "batch_images_per_second": [round(rate, 2) for rate in batch_rates],
+            "batch_images_per_second": batch_rates,
             "batch_cpu_ms": batch_cpu_ms,
-            "share_of_batch": round(statistics.median(map(operator.truediv, rates, batch_rates)), 3),
-            "cpu_beside_batch": round(statistics.median(map(operator.truediv, cpu_ms, batch_cpu_ms)), 3),
+            "share_of_batch": _shares(rates, batch_rates),
+            "cpu_beside_batch": _shares(cpu_ms, batch_cpu_ms),
         }
 
     def objects(self) -> dict[str, Any]:
@@ -123,7 +128,7 @@ class Bench:
             for name, messages in {"notifications": notices, "URIs": [f"{place}/{each.name}".encode() for each in blobs]}.items():
                 with self._job("--allow-uri-prefix", place, "--engine", FREE_ENGINE) as (job, received):
                     job.publish(*messages)
-                    figures[name] = _backlog(job, received, count)._asdict()
+                    figures[name] = self._backlog(job, received, count)._asdict()
         return figures
 
     def latency(self) -> dict[str, Any]:
@@ -131,7 +136,7 @@ class Bench:
         alone_count, seconds = (10, 10) if self._quick else (40, 60)
         rate = (self._rate or self.throughput()["images_per_second"][0]) / 2
         with self._job() as (job, received):
-            job.start()
+            self._start(job)
             self._at_rate(job, received, 16, 16.0, 0)
             alone = self._at_rate(job, received, alone_count, 2.0, 1000)
             loaded = self._at_rate(job, received, int(rate * seconds), rate, 10_000)
@@ -159,6 +164,24 @@ class Bench:
             finally:
                 job.__exit__()
 
+    def _start(self, job: StreamingJob) -> None:
+        with _on(self._cores):
+            job.start()
+
+    def _backlog(self, job: StreamingJob, received: list[Received], count: int) -> Backlog:
+        """Runs a job until it has brought so many images, which are published already, to their results."""
+        self._start(job)
+        looks = []
+        for share in (0.1, 0.9):
+            wait_until(lambda least=share * count: len(received) >= least, job.output, job)
+            own, in_all = _cpu_seconds(psutil.Process(job.pid))
+            looks.append((len(received), in_all, own, _cpu_seconds(psutil.Process())[1] - in_all))
+        wait_until(lambda: len(received) >= count, job.output, job)
+        _end(job)
+        images, *seconds = (after - before for before, after in zip(*looks, strict=True))
+        times = sorted(message.at for message in received)
+        return Backlog(_steady_rate(times, np.arange(len(times))), *(round(each / images * 1e3, 2) for each in seconds))
+
     def _at_rate(self, job: StreamingJob, received: list[Received], count: int, rate: float, first: int) -> list[float]:
         """Publishes at a steady rate; latencies in milliseconds."""
         before, started = len(received), time.time()
@@ -175,10 +198,15 @@ def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("what", nargs="*", choices=[*every, []], help="default: all")
     flags.add_argument("--quick", action="store_true", help="small numbers, to see that it works")
+    flags.add_argument("--apart", action="store_true", help="the last core is for the emulator and for this process")
     given = flags.parse_args()
     results: dict[str, Any] = {}
+    cores = os.sched_getaffinity(0)
+    if given.apart:
+        os.sched_setaffinity(0, {max(cores)})  # threads and processes that start from here on inherit it
+        cores -= {max(cores)}
     with running_pubsub_emulator() as emulator:
-        bench = Bench(emulator, given.quick)
+        bench = Bench(emulator, given.quick, cores)
         for what in given.what or every:
             results[what] = figures = getattr(bench, what)()
             print(what, json.dumps(figures, indent=2), flush=True)
@@ -190,20 +218,15 @@ def _end(job: StreamingJob) -> None:
         raise SystemExit(f"the job ended with {code}:\n{job.output()[-2000:]}")
 
 
-def _backlog(job: StreamingJob, received: list[Received], count: int) -> Backlog:
-    """Runs a job until it has brought so many images, which are published already, to their results.
-
-    Its first and last tenth are not counted.
-    """
-    job.start()
-    process, looks = psutil.Process(job.pid), []
-    for share in (0.1, 0.9):
-        wait_until(lambda least=share * count: len(received) >= least, job.output, job)
-        looks.append((len(received), *_cpu_seconds(process)))
-    wait_until(lambda: len(received) >= count, job.output, job)
-    _end(job)
-    images, detecting_s, in_all_s = (after - before for before, after in zip(*looks, strict=True))
-    return Backlog(_steady_rate(received), round(in_all_s / images * 1e3, 2), round(detecting_s / images * 1e3, 2))
+@contextlib.contextmanager
+def _on(cores: set[int]) -> Iterator[None]:
+    """Within the block this thread is on these cores, and so are the processes that it starts."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _cpu_seconds(process: psutil.Process) -> tuple[float, float]:
@@ -212,11 +235,16 @@ def _cpu_seconds(process: psutil.Process) -> tuple[float, float]:
     return own, own + sum(children)
 
 
-def _steady_rate(received: list[Received]) -> float:
-    """Images/s between the first tenth and the last."""
-    times = sorted(message.at for message in received)
-    first, last = len(times) // 10, 9 * len(times) // 10
-    return round((last - first) / (times[last] - times[first]), 2)
+def _steady_rate(seconds: Sequence[float], done: np.ndarray) -> float:
+    """Images/s without the first and the last tenth: the slope of the images that are done at each of these times."""
+    middle = (done >= 0.1 * done[-1]) & (done <= 0.9 * done[-1])
+    return round(float(np.polyfit(np.asarray(seconds)[middle] - seconds[0], done[middle], 1)[0]), 2)
+
+
+def _shares(figures: Sequence[float], others: Sequence[float]) -> dict[str, float]:
+    """The quotients of the rounds: their median, the least and the largest."""
+    quotients = [round(each, 3) for each in map(operator.truediv, figures, others)]
+    return {"median": statistics.median(quotients), "least": min(quotients), "most": max(quotients)}
 
 
 def _percentiles(values: list[float]) -> dict[str, float]:
