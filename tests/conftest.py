@@ -36,6 +36,7 @@ os.environ["PATH"] = f"{REPO / '.tools'}{os.pathsep}{os.environ.get('PATH', '')}
 for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
     os.environ.pop(name, None)  # else a `make` that a test starts takes itself for a part of the one that runs the tests
 os.environ["PYTHONPATH"] = f"{REPO}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # of processes that begin in another folder
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of hundreds of interpreters compiles the same modules anew
 
 settings.register_profile("suite", deadline=None, derandomize=True)  # the same cases each time; `make fuzz` looks for new ones
 settings.register_profile("fuzz", deadline=None, max_examples=int(os.environ.get("FUZZ_EXAMPLES", "2000")))

@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 
 KILLED = -signal.SIGKILL
 _PRELOADED = [  # what a batch job imports on its way; imported once, for all that are forked afterwards
-    *("tensorflow", "apache_beam.runners.direct.direct_runner", "pipeline.run", "pipeline.commands.compact", "tests.forked_jobs"),
-    *("pipeline.detect.load_model", "pipeline.launch.batch", "pipeline.runners.in_memory", "pipeline.report.page"),
+    *("tests.without_keras", "apache_beam.runners.direct.direct_runner", "pipeline.run", "pipeline.commands.compact"),
+    *("tests.forked_jobs", "pipeline.detect.load_model", "pipeline.launch.batch", "pipeline.runners.in_memory"),
+    "pipeline.report.page",
 ]
 _handled = threading.Event()
 _SECONDS = 580.0  # no test depends on it: a job that takes as long has hung

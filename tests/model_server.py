@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 
 import grpc
 import numpy as np
-import tensorflow as tf
 from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow_serving.apis import get_model_metadata_pb2, predict_pb2, prediction_service_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
 from tests.emulators import free_ports
+from tests.without_keras import tf
 
 Arrays = dict[str, np.ndarray]
 Tensors = Mapping[str, tuple[str, tuple[int, ...]]]

@@ -3,7 +3,8 @@
 import struct
 
 import google_crc32c
-import tensorflow as tf
+
+from tests.without_keras import tf
 
 
 def feature(*values):

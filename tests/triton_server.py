@@ -6,10 +6,11 @@
 import sys
 
 import numpy as np
-import tensorflow as tf
 from pytriton.decorators import batch
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.triton import Triton, TritonConfig
+
+from tests.without_keras import tf
 
 
 def main(model: str, grpc_port: str, http_port: str) -> None:

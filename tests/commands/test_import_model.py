@@ -5,7 +5,6 @@ import shlex
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from PIL import Image
 
 from models.metadata import read_metadata
@@ -14,6 +13,7 @@ from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_model import load, name_and_version
 from tests.detect.test_mixed_batches import save_yolov4
 from tests.tiny_models import bright_box, save_model
+from tests.without_keras import tf
 from tests.yolo_exports import export_yolo
 
 HW = (32, 64)

@@ -5,10 +5,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import tensorflow as tf
-
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_model import load
+from tests.without_keras import tf
 
 
 def main(arguments: Sequence[str]) -> int:

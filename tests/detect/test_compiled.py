@@ -7,7 +7,6 @@ import sys
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from models.import_darknet import import_darknet
 from models.metadata import read_metadata
@@ -18,6 +17,7 @@ from tests.conftest import REPO
 from tests.detect.test_families import NAMES, picture, save
 from tests.models.darknet_cases import STEM, conv, random_values, write_weights, yolo
 from tests.tiny_models import save_model
+from tests.without_keras import tf
 from tests.yolo_exports import export_yolo
 
 PICTURES = [picture(size_wh, seed)[0] for seed, size_wh in enumerate([(200, 133), (97, 231), (96, 64)])]

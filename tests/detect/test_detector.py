@@ -10,7 +10,6 @@ import sys
 import cv2
 import numpy as np
 import pytest
-import tensorflow as tf
 from msgspec.structs import replace
 
 from pipeline.config import DetectConfig, ModelConfig, ReadConfig
@@ -23,6 +22,7 @@ from tests.detect.versioned_models import FAST, loaded, write_version
 from tests.feed.feeding import feeders
 from tests.processes import wait_until
 from tests.tiny_models import bright_box, detected, png, save_model
+from tests.without_keras import tf
 
 CPU = DetectConfig(batch_sizes=(1, 2, 4), concurrent_batches=2)
 BOX = (160, 60, 480, 300)

@@ -5,7 +5,6 @@ import dataclasses
 import cv2
 import numpy as np
 import pytest
-import tensorflow as tf
 from PIL import Image
 
 from models.export import export_detector
@@ -16,6 +15,7 @@ from pipeline.detect.families import family_of
 from pipeline.detect.tensorflow_engine import described_signature
 from tests.onnx_files import CELLS, HW, NAMES, STRIDES
 from tests.tiny_models import detected, png, save_model
+from tests.without_keras import tf
 from tests.yolo_exports import export_yolo
 
 SCORE, IOU = 0.3, 0.45

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.families import family_of
 from pipeline.detect.tensorflow_engine import described_signature
 from pipeline.log_lines import log_lines
 from tests.tiny_models import detected, png, save_model
+from tests.without_keras import tf
 
 HW = (64, 64)
 CELLS = 8

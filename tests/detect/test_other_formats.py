@@ -8,13 +8,13 @@ import sys
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from pipeline.config import ModelConfig
 from pipeline.detect.load_model import name_and_version
 from pipeline.detect.other_formats import what_it_is
 from pipeline.detect.versions import locate
 from pipeline.errors import ModelError
+from tests.without_keras import tf
 from tests.yolo_exports import keras_yolo
 
 COMMANDS = {

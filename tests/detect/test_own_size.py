@@ -3,12 +3,12 @@
 import cv2
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from models.geometry import iou_matrix
 from pipeline.config import DetectConfig
 from pipeline.records import EncodedImage, ImageRef
 from tests.tiny_models import detected, png, save_model
+from tests.without_keras import tf
 
 SETTINGS = DetectConfig(score_threshold=0.3, scaled_decode=True)
 CELL = 16

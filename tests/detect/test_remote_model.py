@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from models.metadata import read_metadata
 from pipeline.config import DetectConfig, ModelConfig
@@ -26,6 +25,7 @@ from tests.emulators import free_ports
 from tests.forked_jobs import ForkedJob
 from tests.processes import running, wait_until
 from tests.tiny_models import png
+from tests.without_keras import tf
 
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from models.metadata import METADATA_PATH, read_metadata, write_metadata
 from pipeline.config import DetectConfig, ModelConfig
@@ -19,6 +18,7 @@ from pipeline.records import EncodedImage, ImageRef
 from tests.conftest import write_bright_image
 from tests.detect.sample_rows import SAMPLES, rows
 from tests.tiny_models import bright_box, detected, save_model
+from tests.without_keras import tf
 
 CPU = DetectConfig(batch_sizes=(1, 2), concurrent_batches=2)
 BOX = [160, 60, 480, 300]  # of an image of 640 x 480

@@ -13,7 +13,6 @@ import sys
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
@@ -24,6 +23,7 @@ from pipeline.errors import ModelError
 from tests.conftest import REPO
 from tests.forked_jobs import run_forked
 from tests.processes import end_group, running
+from tests.without_keras import tf
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import gzip
 import itertools
 
 import pytest
-import tensorflow as tf
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from pipeline.listing.tfrecords import images_of_file
 from pipeline.records import EncodedImage, ImageRef, dead_letter_row, row_bytes
 from tests.memory import less_memory_than
 from tests.tfrecord_files import feature, framed
+from tests.without_keras import tf
 
 LIMIT = 5000
 
