@@ -28,7 +28,7 @@ from models.base.image_uris import archive_member, video_frame
 from pipeline.failures import Failure, ImageError, one_line
 from pipeline.image_formats import HEAD_BYTES, format_by_start
 from pipeline.limits import MEMORY
-from pipeline.listing.names import CONTROL, names_image
+from pipeline.listing.names import CONTROL, names_image, record_range
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from pipeline.storage.fetch import open_file
 from pipeline.storage.store import is_transient_error
@@ -42,6 +42,7 @@ _DAMAGE = (
     *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, EOFError, struct.error),
     *(ValueError, OverflowError, NotImplementedError, IndexError),
 )
+_ZIP_UTF8 = 0x800  # a flag
 _KNOWN_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # zipfile unpacks others without a limit on memory
 _UNPACK = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ\0", lzma.open))
 
@@ -148,7 +149,14 @@ def _in_zip(opened: Any) -> Iterator[_Member]:
         bounded.most = math.inf
         for info in archive.infolist():
             if not info.is_dir():
-                yield _Member(info.filename, info.file_size, partial(archive.open, info), _fault_in_zip(info))
+                yield _Member(_name_in_zip(info), info.file_size, partial(archive.open, info), _fault_in_zip(info))
+
+
+def _name_in_zip(info: zipfile.ZipInfo) -> str:
+    """The name of a member; also one in UTF-8 that lacks the flag of it, as macOS writes them."""
+    with contextlib.suppress(UnicodeError):
+        return info.filename if info.flag_bits & _ZIP_UTF8 else info.filename.encode("cp437").decode()
+    return info.filename
 
 
 def _fault_in_zip(info: zipfile.ZipInfo) -> str:
@@ -168,7 +176,8 @@ def _in_tar(opened: Any) -> Iterator[_Member]:
     opened.seek(0)
     unpack = next((unpack for magic, unpack in _UNPACK if start.startswith(magic)), None)
     too_much = tarfile.ReadError(f"the headers of a member have more than {_HEADERS_BYTES} bytes")
-    blocks = _Bounded(unpack(opened, "rb") if unpack else opened, _HEADERS_BYTES, too_much)
+    unpacked = unpack(opened, "rb") if unpack else opened
+    blocks = _Bounded(unpacked, _HEADERS_BYTES, too_much)
     left = MEMORY.budget(_MEMBERS_BYTES) / _OF_NAME
     archive: Any  # has attributes of which its type does not know
     with tarfile.open(fileobj=blocks, mode="r|", bufsize=_BLOCK, encoding="utf-8") as archive:
@@ -183,6 +192,11 @@ def _in_tar(opened: Any) -> Iterator[_Member]:
                 yield _Member(info.name, info.size, partial(archive.extractfile, info), fault)
     if len(blocks.last) < _BLOCK or any(blocks.last):  # tarfile ends without a word at a damaged header
         raise tarfile.ReadError("expected a header or two blocks of zeros at the end")
+    behind = b""
+    with contextlib.suppress(*_DAMAGE):  # of the end of what is compressed
+        behind = unpacked.read(_HEADERS_BYTES)
+    if any(behind):
+        raise tarfile.ReadError("it goes on behind its end, perhaps with a second archive, which `tar -i` unpacks")
 
 
 def _image_of(member: _Member, ref: ImageRef, max_bytes: int) -> EncodedImage | DeadLetter | str:
@@ -211,7 +225,8 @@ def _fault_of_name(name: str) -> str:
     if video_frame(name):
         return "is a video within an archive, which is not opened; unpack the archive"
     found = archive_member(posixpath.basename(name))
-    return "is an archive within an archive, which is not opened" if found and not found[1] else ""
+    is_container = (found and not found[1]) or record_range(name)
+    return "is an archive or TFRecord file within an archive, which is not opened" if is_container else ""
 
 
 def _bad(ref: ImageRef, fault: str) -> DeadLetter:

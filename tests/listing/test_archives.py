@@ -71,9 +71,9 @@ def test_a_generation_is_the_same_until_the_content_changes(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["zip", "tar"])
 def test_names_that_lead_outside_and_nested_archives_and_videos_are_dead_letters(tmp_path, kind):
-    names = ["../x.jpg", "/etc/x.jpg", "a/../../x.jpg", "new\nline.jpg", "in.zip", "clip.mp4", "good.jpg"]
+    names = ["../x.jpg", "/etc/x.jpg", "a/../../x.jpg", "new\nline.jpg", "in.zip", "clip.mp4", "a.tfrecord", "good.jpg"]
     found = images(write(tmp_path / f"a.{kind}", dict.fromkeys(names, b"x")))
-    assert [outcome for _, outcome in found] == ["bad_member"] * 6 + [b"x"]
+    assert [outcome for _, outcome in found] == ["bad_member"] * 7 + [b"x"]
 
 
 @pytest.mark.slow
@@ -187,6 +187,24 @@ def test_behind_a_damaged_header_of_a_tar_file_the_rest_is_one_dead_letter(tmp_p
     content[2048] ^= 1
     path.write_bytes(content)
     assert images(path) == [("0.jpg", b"x"), ("1.jpg", b"x"), ("", "broken_file")]
+
+
+@pytest.mark.parametrize("kind", ["tar", "tar.gz"])
+def test_a_tar_file_that_was_appended_to_another_is_one_dead_letter(tmp_path, kind):
+    first, second = (write(tmp_path / f"{name}.{kind}", {f"{name}.jpg": name.encode()}) for name in "ab")
+    both = tmp_path / f"both.{kind}"
+    both.write_bytes(first.read_bytes() + second.read_bytes())
+    assert images(both) == [("a.jpg", b"a"), ("", "broken_file")]
+    assert images(f"{both}#a.jpg") == [("a.jpg", b"a")]
+    first.write_bytes(first.read_bytes() + bytes(20_000))
+    assert images(first) == [("a.jpg", b"a")]
+
+
+def test_a_name_in_utf8_without_the_flag_of_it_is_read_from_a_zip_file_as_macos_writes_it(tmp_path):
+    for name, told in (("Bild ä\u202fö.jpg", "Bild ä\u202fö.jpg".encode()), ("é.jpg", "é.jpg".encode("cp437"))):
+        path = write(tmp_path / "a.zip", {"x" * len(told): b"a"})
+        path.write_bytes(path.read_bytes().replace(b"x" * len(told), told))
+        assert images(path) == [(name, b"a")] and images(f"{path}#{name}") == [(name, b"a")]
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar"])
