@@ -1,9 +1,14 @@
 """Fixtures of tests that run whole jobs."""
 
 import json
+import time
+import types
 
+import apache_beam.runners.dataflow.dataflow_runner
 import pytest
+from apache_beam.utils import retry
 
+import pipeline.runners.dataflow
 from pipeline import run
 from tests.dataflow_service import BATCH, CLOUD, STREAMING, running_dataflow_service
 
@@ -40,7 +45,12 @@ def error_of(capfd):
 
 
 @pytest.fixture
-def dataflow():
+def dataflow(monkeypatch):
+    """The service; launchers look at their jobs there each tenth of a second, where Beam and this project wait for five."""
+    quick = types.SimpleNamespace(time=time.time, sleep=lambda seconds: time.sleep(seconds / 50))
+    monkeypatch.setattr(apache_beam.runners.dataflow.dataflow_runner, "time", quick)
+    monkeypatch.setattr(retry.Clock, "sleep", lambda _self, seconds: quick.sleep(seconds))
+    monkeypatch.setattr(pipeline.runners.dataflow, "_LOOK_SECONDS", 0.1)
     with running_dataflow_service() as service:
         yield service
 

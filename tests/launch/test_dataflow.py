@@ -167,9 +167,8 @@ def test_a_signal_drains_the_stream_and_waits_for_it(dataflow, stream, capfd):
     assert "stopping: finishing in-flight images" in printed and "error" not in printed
 
 
-def test_a_stream_that_dataflow_refuses_to_drain_is_drained_once_it_does(dataflow, stream, monkeypatch, capfd):
+def test_a_stream_that_dataflow_refuses_to_drain_is_drained_once_it_does(dataflow, stream, capfd):
     """The handler of the signal makes no call that may fail: the launcher would end, and the stream go on."""
-    monkeypatch.setattr(dataflow_runner, "_LOOK_SECONDS", 0.1)
     dataflow.refusals["PUT"] = 2
     with signalled_when_running(dataflow, signal.SIGTERM):
         assert run.main(stream) == 0
