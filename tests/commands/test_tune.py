@@ -27,10 +27,29 @@ SCENES = sorted(map(str, (REPO / "models" / "digits" / "samples").glob("*.jpg"))
 DIGITS = Config(model=ModelConfig("digits"))
 
 
+# an engine of a user's own, which needs no TensorFlow; it notes the GPU of its process
+TELLS = """
+import os
+import numpy as np
+from models.metadata import DetectorMetadata
+from pipeline.detect.engine import FunctionEngine, OpenedModel
+
+def open_model(local, folder, model, detect):
+    with open(os.environ["TOLD"], "a") as file:
+        print(os.environ.get("CUDA_VISIBLE_DEVICES"), file=file)
+    def find(pixels):
+        return {"boxes": np.full((len(pixels), 1, 4), (0.2, 0.2, 0.6, 0.6)), "scores": np.full((len(pixels), 1), 0.9)}
+    return OpenedModel(FunctionEngine(find, detect), DetectorMetadata("toy", (96, 128), "stretch", ("a",)))
+"""
+
+
 @pytest.mark.slow
-def test_each_candidate_is_measured_beside_the_start_and_an_impossible_one_ends_nothing(bright_model):
+def test_each_candidate_is_measured_beside_the_start_and_an_impossible_one_ends_nothing(tmp_path, monkeypatch):
     """Of each candidate there are figures, or the reason why not."""
-    given = {"model.path": bright_model, "detect.batch_sizes": [1]}
+    (tmp_path / "tells.py").write_text(TELLS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("TOLD", str(tmp_path / "told"))
+    given = {"model.name": "toy", "detect.engine": "tells:open_model", "detect.batch_sizes": [1]}
     with race([], given, SCENES, min_agreement=0.9, turn_s=0.01) as measure:
         feeders = measure({"detect.feeder_processes": 1})
         assert len(feeders.ratios) == len(feeders.rates) == 3 and feeders.speed > 0 and feeders.refused == ""
@@ -69,19 +88,6 @@ def test_a_turn_has_as_many_images_under_way_as_a_job():
     assert ahead[0] == ahead[1] > model.batcher.images_in_flight + 1
 
 
-TELLS = """
-import os
-import numpy as np
-from models.metadata import DetectorMetadata
-from pipeline.detect.engine import FunctionEngine, OpenedModel
-
-def open_model(local, folder, model, detect):
-    with open(os.environ["TOLD"], "a") as file:
-        print(os.environ.get("CUDA_VISIBLE_DEVICES"), file=file)
-    def find(pixels):
-        return {"boxes": np.full((len(pixels), 1, 4), 0.5), "scores": np.ones((len(pixels), 1))}
-    return OpenedModel(FunctionEngine(find, detect), DetectorMetadata("toy", (96, 128), "stretch", ("a",)))
-"""
 ON_TWO_GPUS = """
 import sys
 from pipeline.commands import tune
