@@ -194,7 +194,7 @@ def test_an_image_that_the_server_refuses_is_one_dead_letter(kind, wrong):
         assert found_by(detector, [*GREYS, POISON]) == [*GREYS, "model_failed"]
 
 
-@both
+@pytest.mark.parametrize("kind", [pytest.param(KServeServer, marks=pytest.mark.matrix), TensorFlowServer])
 @pytest.mark.slow
 def test_an_image_beyond_the_deadline_is_one_dead_letter(kind, monkeypatch):
     monkeypatch.setattr("pipeline.detect.remote_engine._REQUEST_SECONDS", 1.0)

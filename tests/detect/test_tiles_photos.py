@@ -103,8 +103,11 @@ def rows_of(result):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("tool", "settings", "share"),
-    [(by_supervision, {}, 1.0), (by_sahi, {}, 0.9), (by_sahi, {"tile_whole": True, "tile_merge": "nmm"}, 0.9)],
-    ids=["supervision", "SAHI", "SAHI, whole, merged"],
+    [
+        pytest.param(by_supervision, {}, 1.0, id="supervision"),
+        pytest.param(by_sahi, {}, 0.9, id="SAHI", marks=pytest.mark.matrix),
+        pytest.param(by_sahi, {"tile_whole": True, "tile_merge": "nmm"}, 0.9, id="SAHI, whole, merged"),
+    ],
 )
 def test_photos_have_the_boxes_of_other_tools(tool, settings, share, find, model, photos):
     """In the slices of the same model and settings, one to one. SAHI cuts boxes off at the left and upper edge of a slice."""
@@ -141,10 +144,13 @@ def evaluated(images, objects, model, detect):
 @pytest.mark.parametrize(
     ("count", "places", "tiles", "least"),
     [
-        (PHOTOS, {}, TILES.tiles, {"AP50": 0.3, "AP_medium": 0.05}),
-        (1, {"lengths": (60, 120), "side": 200}, 160, {"AP_small": 0.05}),
+        pytest.param(PHOTOS, {}, TILES.tiles, {"AP50": 0.3, "AP_medium": 0.05}, id="small in their photo"),
+        pytest.param(
+            *(1, {"lengths": (60, 120), "side": 200}, 160, {"AP_small": 0.05}),
+            marks=pytest.mark.matrix,
+            id="at most 32x32 pixels",
+        ),
     ],
-    ids=["small in their photo", "at most 32x32 pixels"],
 )
 def test_evaluate_shows_what_is_gained_on_small_objects(count, places, tiles, least, model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
