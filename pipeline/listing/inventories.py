@@ -9,6 +9,7 @@ from typing import Any, BinaryIO, NamedTuple
 from pipeline.errors import InputError
 from pipeline.storage.cloud import GS
 from pipeline.storage.s3 import S3
+from pipeline.storage.store import FoundFile
 from pipeline.storage.stores import LISTED
 
 _GENERATIONS = ("generation", "etag", "e_tag")  # columns that tell the version of an object, the best first
@@ -32,26 +33,34 @@ class Objects(NamedTuple):
         return None
 
     def has(self, cells: Sequence[str]) -> bool:
-        """Whether a row is of an object that is there: of its latest version, which deletes nothing."""
+        """Whether a row is of an object that is there: of its latest version, which deletes nothing, and stands for no folder."""
         told = {name.replace("_", ""): cell.lower() for name, cell in zip(self.columns, cells)}  # noqa: B905  a row may be shorter
-        return told.get("islatest") != "false" and told.get("isdeletemarker") != "true"
+        is_folder = len(cells) > self.name and cells[self.name].endswith("/")
+        return told.get("islatest") != "false" and told.get("isdeletemarker") != "true" and not is_folder
 
-    def named(self, cells: Sequence[str], fields: Mapping[str, Any], name: str) -> tuple[str, dict[str, Any]]:
-        """The URI of an object of this name, and what tells its version; of Cloud Storage an ETag does not."""
-        wanted = ("size", "generation") if self.scheme == GS else ("size", *_GENERATIONS)
-        uri = f"{self.scheme}{cells[self.bucket]}/{name}"
-        return uri, {key: value for key, value in fields.items() if key.lower() in wanted}
+    def found(self, cells: Sequence[str], name: str) -> FoundFile:
+        """The object of this name; of Cloud Storage an ETag does not tell the version."""
+        told = dict(zip(self.columns, cells))  # noqa: B905  a row may be shorter
+        generation = _generation(told, _GENERATIONS[:1] if self.scheme == GS else _GENERATIONS)
+        return FoundFile(f"{self.scheme}{cells[self.bucket]}/{name}", _size_bytes(told), generation)
 
 
 def told_version(uri: str, fields: Mapping[str, Any]) -> tuple[Mapping[str, Any], str, int]:
     """The fields of an image that are left, and the generation and size that these tell of an object."""
     told = {name.lower(): value for name, value in fields.items()} if uri.startswith(LISTED) else {}
-    generation = str(next((told[name] for name in _GENERATIONS if told.get(name)), "")).strip('"')
-    if not generation:
+    if not (generation := _generation(told, _GENERATIONS)):
         return fields, "", 0
     left = {name: value for name, value in fields.items() if name.lower() not in (*_GENERATIONS, "size")}
+    return left, generation, _size_bytes(told)
+
+
+def _generation(told: Mapping[str, Any], columns: Sequence[str]) -> str:
+    return str(next((told[name] for name in columns if told.get(name)), "")).strip('"')
+
+
+def _size_bytes(told: Mapping[str, Any]) -> int:
     size = str(told.get("size", ""))
-    return left, generation, int(size) if size.isdecimal() and len(size) <= _MOST_DIGITS else 0
+    return int(size) if size.isdecimal() and len(size) <= _MOST_DIGITS else 0
 
 
 def is_of_s3(path: str) -> bool:

@@ -8,7 +8,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 from pipeline.errors import InputError
@@ -100,7 +100,11 @@ def folders_in_manifests(patterns: Iterable[str]) -> set[str]:
     """
     named = (piece.path for piece in pieces_of(filter(is_manifest, patterns)) if isinstance(piece, Manifest) and not piece.found)
     refs = (ref for path in named for ref in read_manifest(path))
-    return {os.path.dirname(file_of(ref.uri)) + "/" for ref in refs if isinstance(ref, ImageRef)}
+    return {os.path.dirname(file_of(_uri(ref))) + "/" for ref in refs if not isinstance(ref, DeadLetter)}
+
+
+def _uri(found: ImageRef | FoundFile) -> str:
+    return found.path if isinstance(found, FoundFile) else found.uri
 
 
 def list_pieces(
@@ -113,9 +117,9 @@ def list_pieces(
     """All images and containers in these pieces, and dead letters of the lines of manifests that name none.
 
     The images of a manifest are not checked; all others are listed with their generation. Skipped are this program's own files
-    (see `own_files`), and matches of a pattern that are no images by name or first bytes: a list within a folder is not read. A
-    file that an input names exactly is an image, whatever it holds. A name with control characters is a dead letter, and so is a
-    folder that cannot be listed.
+    (see `own_files`), and objects of an inventory and matches of a pattern that are no images by name or first bytes: a list
+    within a folder is not read. A file that an input names exactly is an image, whatever it holds. A name with control characters
+    is a dead letter, and so is a folder that cannot be listed.
 
     Args:
       pieces: Where to check.
@@ -127,26 +131,30 @@ def list_pieces(
     Raises:
       InputError: A place cannot be listed, or a manifest that an input names cannot be read.
     """
-    for manifest in (piece for piece in pieces if isinstance(piece, Manifest)):
-        yield from new(_named_in(manifest, allowed))
     places = [piece for piece in pieces if isinstance(piece, Location)]
     own = own_files(exclude, (place.folder for place in places))
     named = {name for place in places for name in _exact_names(place.pattern)}
-    for found in _sorted_out(new(files_in_all(places)), own, named):
+    in_manifests = (_named_in(piece, allowed) for piece in pieces if isinstance(piece, Manifest))
+    for found in chain.from_iterable(
+        _sorted_out(new(files), own, named) for files in chain(in_manifests, [files_in_all(places)])
+    ):
         if isinstance(found, str):
             leave_out(found)
+            continue
+        if not isinstance(found, FoundFile):
+            yield found
             continue
         ref = ImageRef(found.path, generation=found.generation, size_bytes=found.size_bytes)
         failure = bad_name(ref.uri) if CONTROL.search(ref.uri) else failure_of(ref.uri, found.fault) if found.fault else None
         yield failure.dead_letter(ref) if failure else ref
 
 
-def _named_in(manifest: Manifest, allowed: Sequence[str]) -> Iterator[ImageRef | DeadLetter]:
-    for ref in read_manifest(manifest.path):
-        if manifest.found and isinstance(ref, ImageRef) and not may_name(ref.uri, allowed):
-            yield refusal(ref.uri, allowed).dead_letter(ref)
+def _named_in(manifest: Manifest, allowed: Sequence[str]) -> Iterator[ImageRef | FoundFile | DeadLetter]:
+    for found in read_manifest(manifest.path):
+        if manifest.found and not isinstance(found, DeadLetter) and not may_name(uri := _uri(found), allowed):
+            yield refusal(uri, allowed).dead_letter(ImageRef(uri) if isinstance(found, FoundFile) else found)
         else:
-            yield ref
+            yield found
 
 
 def list_images(
@@ -159,12 +167,16 @@ def list_images(
     return list_pieces(list(pieces_of(patterns)), exclude, leave_out, (*allowed, *folders_of(patterns)))
 
 
-def _sorted_out(files: Iterable[FoundFile], own: Callable[[str], bool], named: Collection[str]) -> Iterator[FoundFile | str]:
+def _sorted_out(
+    files: Iterable[FoundFile | ImageRef | DeadLetter], own: Callable[[str], bool], named: Collection[str]
+) -> Iterator[FoundFile | ImageRef | DeadLetter | str]:
     """Images, and the kinds of files that are none: by their names, of others by the first bytes, a few side by side."""
     checks: deque[Future[FoundFile | str]] = deque()
     with ThreadPoolExecutor(MAX_PARALLEL, "check-file") as pool:
         for file in files:
-            if own(file.path) or kind_of_rows(file.path):
+            if not isinstance(file, FoundFile):
+                yield file
+            elif own(file.path) or kind_of_rows(file.path):
                 yield OWN
             elif file.path in named or file.fault:
                 yield file

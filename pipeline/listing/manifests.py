@@ -29,6 +29,7 @@ from pipeline.listing.names import CONTROL, bad_name, file_of, full_name, names_
 from pipeline.records import DeadLetter, ImageRef
 from pipeline.storage.fetch import open_file
 from pipeline.storage.globs import real_folder
+from pipeline.storage.store import FoundFile
 from pipeline.storage.stores import LISTED
 
 _MANIFEST_ENDINGS = (".txt", ".csv", ".jsonl", ".parquet")
@@ -52,8 +53,10 @@ def is_manifest(pattern: str) -> bool:
     return pattern.lower().endswith(_MANIFEST_ENDINGS) or is_of_s3(pattern)
 
 
-def read_manifest(path: str) -> Iterator[ImageRef | DeadLetter]:
-    """The images of a manifest, and a dead letter of each bad line; does not check that the images exist.
+def read_manifest(path: str) -> Iterator[ImageRef | FoundFile | DeadLetter]:
+    """The images of a manifest, or the objects of an inventory, which has all kinds, and a dead letter of each bad line.
+
+    It does not check that they exist.
 
     Raises:
       InputError: It cannot be read.
@@ -63,7 +66,7 @@ def read_manifest(path: str) -> Iterator[ImageRef | DeadLetter]:
     try:
         with open_file(path) as file:
             for named in _of_s3_inventory(file, path) if is_of_s3(path) else named_images(file, path):
-                if isinstance(named, DeadLetter):
+                if isinstance(named, (DeadLetter, FoundFile)):
                     yield named
                     continue
                 uri, (extra, generation, size_bytes) = named[0], told_version(*named)
@@ -81,13 +84,13 @@ def _resolve(uri: str, folder: str) -> str:
     return beside if "://" in folder or os.path.exists(file_of(beside)) else uri
 
 
-def named_images(file: BinaryIO, path: str) -> Iterator[Named | DeadLetter]:
+def named_images(file: BinaryIO, path: str) -> Iterator[Named | FoundFile | DeadLetter]:
     """The URIs of a manifest with the other fields of their lines, and a dead letter of each bad line.
 
     .txt: one a line; what begins with # is a comment. .csv: the column `uri`, `path`, `file`, `filename` or `image`, else the
     first in which something looks like an image; the other cells by the header's names. .jsonl: a text, {"uri"}, {"path"} or
     {"image": {"uri"}} a line; so rows of results and dead letters are understood. .parquet: as .csv, with its own header.
-    Inventories have the columns `bucket` and `name` (Storage Insights) or `key` (S3 Inventory).
+    Inventories have the columns `bucket` and `name` (Storage Insights) or `key` (S3 Inventory), and give objects.
 
     Args:
       file: The manifest.
@@ -99,7 +102,7 @@ def named_images(file: BinaryIO, path: str) -> Iterator[Named | DeadLetter]:
     return _in_lines(file, path, _in_json if ending == ".jsonl" else _in_text)
 
 
-def _of_s3_inventory(file: BinaryIO, path: str) -> Iterator[Named | DeadLetter]:
+def _of_s3_inventory(file: BinaryIO, path: str) -> Iterator[Named | FoundFile | DeadLetter]:
     """What the files of an S3 Inventory name, whose `manifest.json` this is; keys in CSV files are URL-encoded.
 
     Raises:
@@ -260,14 +263,19 @@ def _rows_of_parquet(file: BinaryIO) -> Iterator[_Row]:
         for batch in parquet.iter_batches(_ROWS_AT_ONCE):
             for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 number += 1
-                yield _Row(number, [repr(values)], ["" if value is None else str(value) for value in values])
+                yield _Row(number, [repr(values)], list(map(_text, values)))
     except (pa.ArrowException, OSError) as err:
         if getattr(err, "errno", None):
             raise
         raise InputError(f"a manifest that is damaged behind row {number}, or no Parquet file: {one_line(err)}") from err
 
 
-def _in_rows(rows: Iterator[_Row], path: str, decoded: Callable[[str], str] = str) -> Iterator[Named | DeadLetter]:
+def _text(value: Any) -> str:
+    """A value of a Parquet file as a cell; texts may be bytes there."""
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else "" if value is None else str(value)
+
+
+def _in_rows(rows: Iterator[_Row], path: str, decoded: Callable[[str], str] = str) -> Iterator[Named | FoundFile | DeadLetter]:
     """The URIs in rows of cells, each with the other non-empty cells by the header's names; a dead letter of each other row.
 
     A header has a column of a known name, or nothing in it looks like an image or a path, but something in the next row does.
@@ -284,33 +292,36 @@ def _in_rows(rows: Iterator[_Row], path: str, decoded: Callable[[str], str] = st
     objects = None if known else Objects.of(names)
     if objects:
         has_header, column = True, objects.name
-    header = first if has_header else []
+    header, needed = first if has_header else [], (column, objects.bucket) if objects else (column,)
 
-    def named_in(row: _Row) -> Iterator[Named | DeadLetter]:
+    def named_in(row: _Row) -> Iterator[Named | FoundFile | DeadLetter]:
         if len(row.lines) > 1 and (row.fault or _holds_rows(row, column, len(first))):
             yield _bad_line(path, row.number, _NOT_CLOSED)
             for number, line in enumerate(row.lines[1:], row.number + 1):
                 if (alone := _alone(number, line)) and (alone.cells or alone.fault):
                     yield from named_in(alone)
-        elif fault := _fault_of_row(row, column, header) or _fault_of_name(name := decoded(row.cells[column])):
+        elif fault := _fault_of_row(row, needed, header) or _fault_of_name(name := decoded(row.cells[column])):
             yield _bad_line(path, row.number, fault)
+        elif objects:
+            yield objects.found(row.cells, name)
         else:
             others = enumerate(zip(header, row.cells))  # noqa: B905  a row may be shorter than the header, or longer
             fields = {title: cell for n, (title, cell) in others if n != column and title and cell}
-            yield objects.named(row.cells, fields, name) if objects else (name, fields)
+            yield name, fields
 
     for row in itertools.chain(leading[has_header:], rows):
         if not objects or objects.has(row.cells):
             yield from named_in(row)
 
 
-def _fault_of_row(row: _Row, column: int, header: Sequence[str]) -> str:
-    """Why a row has no name of an image; empty where it has one."""
+def _fault_of_row(row: _Row, columns: Sequence[int], header: Sequence[str]) -> str:
+    """Why a row has no name of an image, which is in these columns; empty where it has one."""
     if row.fault:
         return row.fault
-    if len(row.cells) <= column or not row.cells[column]:
-        name = f" ({header[column]})" if header else ""
-        return f"expected a URI in column {column + 1}{name}, got {row.lines[0][:80]!r}"
+    for column in columns:
+        if len(row.cells) <= column or not row.cells[column]:
+            name = f" ({header[column]})" if header else ""
+            return f"expected a URI in column {column + 1}{name}, got {row.lines[0][:80]!r}"
     return ""
 
 

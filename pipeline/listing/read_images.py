@@ -45,7 +45,7 @@ _GROUP_IMAGES = 64  # a second of a GPU's work: how much longer than others one 
 _PREFERENCE = operator.attrgetter("extra", "size_bytes", "generation", "location")  # of equal images one with `extra` stays
 
 _Place = Piece | bytes  # where to list, or a results folder whose dead letters are replayed
-_Found = TypeVar("_Found", FoundFile, ImageRef, ImageRef | DeadLetter)
+_Found = TypeVar("_Found", FoundFile, ImageRef, FoundFile | ImageRef | DeadLetter)
 
 
 class ReadOutputs(NamedTuple):

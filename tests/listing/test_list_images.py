@@ -510,6 +510,27 @@ def test_an_s3_inventory_of_parquet_files_is_read_by_its_manifest_and_another_on
             list(list_images([s3_inventory("copy", *wrong)]))
 
 
+def test_of_an_inventory_what_is_no_image_is_skipped_as_in_a_listing(tmp_path, s3_bucket):
+    """It has all objects of its bucket, also folders and those that this program wrote."""
+    bucket, run = s3_bucket.name, f"20261121T020000Z-0a1b-{'0' * 32}"
+    s3_bucket.put_object(Key="seven", Body=b"\xff\xd8\xff\xe0")
+    s3_bucket.put_object(Key="list.csv", Body=b"uri")
+    keys = ["a.jpg", "d/", "seven", "list.csv", "empty.txt", f"out/detections/{run}.parquet"]
+    lines = [f"{key},{bucket},e,{0 if 'empty' in key or key == 'd/' else 4}" for key in keys]
+    (tmp_path / "m.csv").write_text("\n".join(["key,bucket,etag,size", *lines, "short.jpg", "b.jpg,,e,1"]))
+    skipped = []
+    found = list(list_images([f"{tmp_path}/m.csv"], leave_out=skipped.append))
+    assert sorted(ref.uri for ref in found if isinstance(ref, ImageRef)) == [f"s3://{bucket}/a.jpg", f"s3://{bucket}/seven"]
+    assert [letter.ref.uri for letter in found if isinstance(letter, DeadLetter)] == [f"{tmp_path}/m.csv:{n}" for n in (8, 9)]
+    assert sorted(skipped) == [".csv", ".txt", "this program's own"]
+
+
+def test_texts_of_a_parquet_file_may_be_bytes(tmp_path):
+    pq.write_table(pa.table({"uri": [b"gs://b/\xc3\xa4.jpg"], "camera": [b"7"]}), tmp_path / "m.parquet")
+    (ref,) = list_images([f"{tmp_path}/m.parquet"])
+    assert (ref.uri, ref.extra) == ("gs://b/ä.jpg", '{"camera": "7"}')
+
+
 def test_what_an_inventory_cannot_tell_is_a_dead_letter_or_one_clear_error(tmp_path):
     (tmp_path / "local.csv").write_text("uri,generation\na.jpg,171\n")
     (ref,) = list_images([f"{tmp_path}/local.csv"])
