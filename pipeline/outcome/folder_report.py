@@ -56,6 +56,7 @@ def page_of_folder(output: str, summary: Mapping[str, Any], wanted: Wanted = ALL
 
 
 def _figures(output: str, wanted: Wanted) -> Folder:
+    pa.default_memory_pool().release_unused()  # what writing rows has freed
     stats, models, looked, kept = JobStats(), Counter[tuple[str, str]](), 0, dict[str, list[tuple[int, pa.RecordBatch]]]()
     for kind, batch in current_batches(output, wanted, KINDS):
         stats.read += len(batch)
