@@ -43,6 +43,7 @@ _DIFFERENT = 64
 _DARKEST = 50  # the images are lighter, and those of a warm-up are not
 _LISTING_SECONDS = 0.05
 _TIMEOUT_S = 3600
+_SAMPLE_SECONDS = 0.1  # the report of a small folder takes a few of them
 NOTES = "MANY_NAMES_NOTES"  # names the file of the engine's times
 
 
@@ -77,7 +78,9 @@ def _measure(images: str, size: int) -> list[str]:
     output, notes = BENCH / f"out-{time.time_ns()}", BENCH / f"notes-{time.time_ns()}"
     places = ["--input", images, "--output", str(output.resolve()), "--engine", "tests.benchmarks.many_names:open_model"]
     environment = {NOTES: str(notes.resolve())}
-    watched = watch([sys.executable, "-m", "pipeline.run", *places], BENCH / "log", _TIMEOUT_S, environment, lambda: False)
+    watched = watch(
+        [sys.executable, "-m", "pipeline.run", *places], BENCH / "log", _TIMEOUT_S, environment, lambda: False, _SAMPLE_SECONDS
+    )
     if watched.exit_code:
         raise SystemExit(watched.output[-3000:])
     lines = [line.split() for line in notes.read_text().splitlines()]

@@ -15,8 +15,6 @@ import psutil
 
 from tests.processes import end_group, running
 
-_SAMPLE_SECONDS = 0.5
-
 
 class Watched(NamedTuple):
     """A command that has ended."""
@@ -35,9 +33,14 @@ class Watched(NamedTuple):
 
 
 def watch(
-    command: Sequence[str], log: Path, timeout_s: float, environment: Mapping[str, str], has_row: Callable[[], bool]
+    command: Sequence[str],
+    log: Path,
+    timeout_s: float,
+    environment: Mapping[str, str],
+    has_row: Callable[[], bool],
+    sample_s: float = 0.5,
 ) -> Watched:
-    """Runs a command to its end, or ends it with all its processes after `timeout_s`."""
+    """Runs a command to its end, or ends it with all its processes after `timeout_s`; looks at them every `sample_s`."""
     environment = {**os.environ, **environment}
     with (
         log.open("w", encoding="utf-8") as sink,
@@ -54,7 +57,7 @@ def watch(
             if time.time() - started_at > timeout_s:
                 end_group(process)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_SAMPLE_SECONDS)
+                process.wait(sample_s)
         samples.append((time.time(), sum(cpu_of.values())))
     output = log.read_text(encoding="utf-8", errors="replace")
     return Watched(process.returncode, output, started_at, peak / 1e6, samples, first_row_at or samples[-1][0])
