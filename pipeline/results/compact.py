@@ -282,7 +282,7 @@ def _write(results: ResultsFolder, kind: str, tables: Sequence[pa.Table], metada
     merged = merged.replace_schema_metadata({**metadata, KEYS: digest(merged["key"].to_numpy())})
     path = write_shard(results.output, kind, merged, COMPACTED)
     written = look_up(path)
-    shard = shard_of_name(*written[:3]) if written else None
+    shard = shard_of_name(written.path, written.size_bytes, written.generation) if written else None
     read = [rows for _, rows in results.read(_read_whole, [shard], begin_anew=False)] if shard else []
     wanted = (merged["key"].to_numpy(), merged["made_at"].cast(pa.int64()).to_numpy())
     if not (read and all(map(np.array_equal, read[0], wanted))):

@@ -196,7 +196,7 @@ def list_shards(output: str, kinds: Sequence[str] = KINDS) -> list[Shard]:
 def _listing(output: str, kinds: Sequence[str]) -> tuple[list[Shard], set[str]]:
     """The shards, and the marks of damaged ones."""
     found = [file for _, files in side_by_side(lambda kind: _listed(f"{output}/{kind}"), [*kinds, *kinds]) for file in files]
-    shards = (shard_of_name(*file[:3]) for file in found)
+    shards = (shard_of_name(file.path, file.size_bytes, file.generation) for file in found)
     return sorted({shard.path: shard for shard in shards if shard}.values()), {file.path for file in found if is_mark(file.path)}
 
 

@@ -207,7 +207,7 @@ def open_object(
 
 class _ObjectFile(io.RawIOBase):
     def __init__(self, found: FoundFile, read_range: Callable[[str, int, int, str], bytes]) -> None:
-        self._path, self._size, self._generation = found[:3]
+        self._path, self._size, self._generation = found.path, found.size_bytes, found.generation
         self._read_range, self._at = read_range, 0
 
     def readable(self) -> bool:
