@@ -117,16 +117,17 @@ def superseded_rows(parts: Iterable[tuple[Ranked, np.ndarray]]) -> Iterator[np.n
     Args:
       parts: The ranks of some rows, and the numbers of these; of equal rows the last counts.
     """
-    held = list[tuple[Ranked, np.ndarray]]()
+    held, held_rows = list[tuple[Ranked, np.ndarray]](), 0
     with tempfile.TemporaryDirectory() as folder:
         for part in parts:
             held.append(part)
-            if sum(len(rows) for _, rows in held) > _HELD_ROWS:
+            held_rows += len(part[1])
+            if held_rows > _HELD_ROWS:
                 _add_to_files(folder, held)
-                held.clear()
+                held, held_rows = [], 0
         if held and os.listdir(folder):
             _add_to_files(folder, held)
-            held.clear()
+            held = []
         for together in itertools.chain([held], map(_of_file, os.scandir(folder))):
             for (_, rows), lost in zip(together, superseded([ranked for ranked, _ in together]), strict=True):
                 yield rows[lost]
