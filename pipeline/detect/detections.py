@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -64,8 +65,7 @@ def to_detections(
     offsets, scales, corners = _of_corners(np.array(fits, np.float64).reshape(-1, 3, 2)).take(of, axis=1)
     on_image = ((fitted - offsets) / scales + corners).astype(np.float32)
     confidences = np.minimum(confidences, np.float32(1))
-    known = metadata.class_names
-    names = [known[n] if 0 <= n < len(known) else class_name(metadata, n) for n in class_ids.tolist()]
+    names = [*map(functools.cache(functools.partial(class_name, metadata)), class_ids.tolist())]
     ends = np.searchsorted(of, np.arange(images + 1)).tolist()
     of_images = [slice(start, min(stop, start + detect.max_detections)) for start, stop in itertools.pairwise(ends)]
     return [
