@@ -108,6 +108,7 @@ bench: $(READY) $(PRISM) ## Measure speed, memory and precision; on a quiet mach
 PEERS := .peers/frameworks .peers/torch .peers/triton
 bench-peers: $(READY) $(PEERS:%=%/.ready) ## Measure beside Ray Data, Daft, DataLoader, Beam as documented and others; half an hour, once 15 GB to install
 	$(BIN)/python -m tests.benchmarks.peers
+	$(BIN)/python -m tests.benchmarks.streaming documented
 
 .peers/triton/.ready: PYTHON := $(or $(wildcard /usr/bin/python3),$(PYTHON))
 .peers/%/.ready: tests/benchmarks/peers/%.lock

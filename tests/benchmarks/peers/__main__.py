@@ -24,9 +24,9 @@ from tests.benchmarks.contenders import OURS, REFERENCE, Contender, module, ours
 from tests.benchmarks.feeding import make_images as make_free_images
 from tests.benchmarks.images import BENCH, SMALL, link_images, make_images
 from tests.benchmarks.model import make_model, make_onnx
+from tests.benchmarks.peers import ENVIRONMENTS, python_of
 from tests.benchmarks.rounds import Run, count_rows, file_name, run_rounds, start_once
 
-_ENVIRONMENTS = Path(".peers")
 _OUTPUT = BENCH / "out" / "peers"
 _GOOD, _BAD_SECONDS = 64, 180.0
 _FREE = {"640x480": ((640, 480), 4096), "96x96": ((96, 96), 16384)}
@@ -34,11 +34,7 @@ _FREE = {"640x480": ((640, 480), 4096), "96x96": ((96, 96), 16384)}
 
 def _peer(name: str, *flags: str, environment: str = "") -> Contender:
     """One of this folder, in an environment of its own or in the project's."""
-    return module(f"peers.{name}", *flags, python=_python(environment) if environment else sys.executable)
-
-
-def _python(environment: str) -> str:
-    return str(_ENVIRONMENTS / environment / "bin" / "python")
+    return module(f"peers.{name}", *flags, python=python_of(environment) if environment else sys.executable)
 
 
 _FRAMEWORKS = {
@@ -82,7 +78,7 @@ def main() -> None:
     failed = _missing()
     make_model()
     if not failed.get("frameworks"):
-        make_onnx(_python("frameworks"))
+        make_onnx(python_of("frameworks"))
     contenders = _chosen(CONTENDERS, args.only, failed)
     images = link_images(make_images(SMALL), BENCH / f"{SMALL}-{args.count}", args.count)
     of_bad = {name: _with_a_bad_image(name, each) for name, each in contenders.items()}
@@ -105,13 +101,13 @@ def main() -> None:
 
 def _missing() -> dict[str, str]:
     """The environments that could not be made, each with the reason."""
-    names = {name: Path(f"{_ENVIRONMENTS}/{name}.log") for name in ("frameworks", "torch", "triton")}
-    missing = {name: log for name, log in names.items() if not (_ENVIRONMENTS / name / ".ready").exists()}
+    names = {name: Path(f"{ENVIRONMENTS}/{name}.log") for name in ("frameworks", "torch", "triton")}
+    missing = {name: log for name, log in names.items() if not (ENVIRONMENTS / name / ".ready").exists()}
     return {name: log.read_text().strip().splitlines()[-1] if log.exists() else "not made" for name, log in missing.items()}
 
 
 def _chosen(contenders: Mapping[str, Contender], only: str, missing: Mapping[str, str]) -> dict[str, Contender]:
-    pythons = [_python(name) for name in missing]
+    pythons = [python_of(name) for name in missing]
     return {
         name: each
         for name, each in contenders.items()

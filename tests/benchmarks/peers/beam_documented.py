@@ -42,9 +42,14 @@ class SavedModelHandler(TFModelHandlerNumpy):
 
 def decode(file: Any) -> tuple[str, np.ndarray]:
     """A file -> (what the row needs, pixels for the model)."""
-    image = Image.open(io.BytesIO(file.read())).convert("RGB")
+    return decoded(file.metadata.path, file.read())
+
+
+def decoded(name: str, content: bytes) -> tuple[str, np.ndarray]:
+    """The same of a name and the content of an image."""
+    image = Image.open(io.BytesIO(content)).convert("RGB")
     resized = image.resize((work.SIDE, work.SIDE), Image.Resampling.BILINEAR)
-    return json.dumps([file.metadata.path, *image.size]), np.asarray(resized, dtype=np.float32) / 255.0
+    return json.dumps([name, *image.size]), np.asarray(resized, dtype=np.float32) / 255.0
 
 
 def infer(model: Any, batch: Any, _arguments: Any, model_id: str | None = None) -> Any:
@@ -70,10 +75,10 @@ def main() -> None:
     with work.measured(), beam.Pipeline(runner=FnApiRunner()) as pipeline:
         files = pipeline | MatchFiles(f"{args.images}/*") | ReadMatches()
         if args.skip_bad:
-            decoded, _ = files | beam.Map(decode).with_exception_handling()
+            images, _ = files | beam.Map(decode).with_exception_handling()
         else:
-            decoded = files | beam.Map(decode)
-        rows = decoded | RunInference(handler) | beam.Map(to_row)
+            images = files | beam.Map(decode)
+        rows = images | RunInference(handler) | beam.Map(to_row)
         _ = rows | WriteToText(f"{args.output}/rows", file_name_suffix=".jsonl")
 
 
