@@ -10,7 +10,7 @@ resizes in as many threads as cores, and does nothing else. Both take turns.
 |---|---|
 | small | 640x480, from disk |
 | tiny | 96x96, from disk |
-| storage | 640x480, from the emulator of Cloud Storage on the same cores; the loop reads from disk |
+| storage | 640x480, from an emulator of Cloud Storage on the same cores; the loop reads from disk |
 | device | 640x480, from disk; the engine takes 32 images in the time of 0.7 of what the loop allows, sleeping |
 
 `detecting_cpu_ms` is the CPU time that one more image takes of the process that detects: of all images, less that of a job of one
@@ -50,10 +50,10 @@ from pipeline.runners.in_memory import InMemoryRunner
 from tests.benchmarks.free_engine import BOXES, HW, METADATA, OBJECTS, FreeEngine
 from tests.benchmarks.results import table
 from tests.emulator_fixtures import new_bucket
-from tests.emulators import running_gcs_emulator
+from tests.emulators import running_strict_gcs_emulator
 
 # enough images that what a job takes once, such as building Beam's graph, is little of its time
-SIZES = {"small": ((640, 480), 16384), "tiny": ((96, 96), 65536), "storage": ((640, 480), 1024), "device": ((640, 480), 16384)}
+SIZES = {"small": ((640, 480), 16384), "tiny": ((96, 96), 65536), "storage": ((640, 480), 4096), "device": ((640, 480), 16384)}
 _RANDOM = np.random.default_rng(0)
 
 
@@ -117,7 +117,7 @@ def loop(folder: Path) -> float:
 @contextmanager
 def uploaded(folder: Path) -> Iterator[str]:
     """The images on the emulator of Cloud Storage."""
-    with running_gcs_emulator() as url, pytest.MonkeyPatch.context() as patch:
+    with running_strict_gcs_emulator() as url, pytest.MonkeyPatch.context() as patch:
         bucket = new_bucket(url, patch)
         for path in folder.iterdir():
             bucket.blob(path.name).upload_from_filename(str(path))
