@@ -42,9 +42,9 @@ def free_model(_detect: DetectConfig) -> LoadedModel:
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of its feeder processes."""
+    """CPU time of this process and of its feeder processes, also of those that have ended."""
     root = psutil.Process()
-    return sum(sum(each.cpu_times()[:2]) for each in [root, *root.children()])
+    return sum(sum(each.cpu_times()[:4]) for each in [root, *root.children()])
 
 
 def seconds(images: Path, output: Path, tiles: int | None) -> np.ndarray:
