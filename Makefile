@@ -96,7 +96,7 @@ SOAK_MINUTES ?= 60
 soak: $(READY) $(FAKE_GCS) ## A stream of 24 simulated hours in one (SOAK_MINUTES), with outages, swaps, kills: nothing is lost, nothing grows
 	$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES)
 
-bench: $(READY) $(PRISM) ## Measure speed, memory and precision; on a quiet machine, two hours
+bench: $(READY) $(PRISM) $(FAKE_GCS) ## Measure speed, memory and precision; on a quiet machine, two hours
 	$(BIN)/python -m tests.benchmarks.feeding
 	$(BIN)/python -m tests.benchmarks.throughput
 	$(BIN)/python -m tests.benchmarks.memory

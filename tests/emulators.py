@@ -84,6 +84,13 @@ class PubSubEmulator:
         return taken
 
 
+def publish(publisher: Any, topic: str, *messages: bytes | tuple[bytes, dict[str, str]]) -> None:
+    """Publishes messages, each bytes or (bytes, attributes), and waits until Pub/Sub has them."""
+    pairs = [message if isinstance(message, tuple) else (message, {}) for message in messages]
+    for future in [publisher.publish(topic, content, **attributes) for content, attributes in pairs]:
+        future.result()
+
+
 @contextlib.contextmanager
 def running_pubsub_emulator() -> Iterator[PubSubEmulator]:
     """Starts Google's Pub/Sub emulator, and ends it."""

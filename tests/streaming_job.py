@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import REPO
-from tests.emulators import PubSubEmulator
+from tests.emulators import PubSubEmulator, publish
 from tests.forked_jobs import ForkedJob, Moment
 from tests.processes import end_group, wait_until
 
@@ -88,9 +88,7 @@ class StreamingJob:
 
     def publish(self, *messages: bytes | tuple[bytes, dict[str, str]]) -> None:
         """Publishes messages, each bytes or (bytes, attributes), and waits until Pub/Sub has them."""
-        pairs = [message if isinstance(message, tuple) else (message, {}) for message in messages]
-        for future in [self._publisher.publish(self.images, content, **attributes) for content, attributes in pairs]:
-            future.result()
+        publish(self._publisher, self.images, *messages)
 
     def rest(self, subscription: str) -> list[Any]:
         """Takes all that the job has published by now: a message of this test's own comes behind it."""

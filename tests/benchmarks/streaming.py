@@ -20,7 +20,6 @@ import contextlib
 import datetime
 import itertools
 import json
-import math
 import operator
 import os
 import shutil
@@ -42,7 +41,7 @@ from tests.benchmarks.peers import python_of
 from tests.benchmarks.rounds import run_once
 from tests.benchmarks.work import NOTES
 from tests.emulator_fixtures import new_bucket
-from tests.emulators import PubSubEmulator, running_pubsub_emulator, running_strict_gcs_emulator
+from tests.emulators import PubSubEmulator, publish, running_pubsub_emulator, running_strict_gcs_emulator
 from tests.processes import running, wait_until
 from tests.streaming_job import CuttableProxy, StreamingJob
 
@@ -50,10 +49,10 @@ FREE_ENGINE = "tests.benchmarks.free_engine:open_model"
 
 
 class Received(NamedTuple):
-    """When a message came out, in seconds since the epoch, and how long after the publishing of what it answers."""
+    """When a message came out, in seconds since the epoch, and the time of the event it answers, where it names one."""
 
     at: float
-    latency_ms: float
+    event_time: str
 
 
 class Backlog(NamedTuple):
@@ -71,9 +70,7 @@ def receiving(emulator: PubSubEmulator, subscription: str) -> Iterator[list[Rece
     received: list[Received] = []
 
     def take(message: Any) -> None:
-        at, published = time.time(), message.attributes.get("event_time")  # which Beam's documented stream does not pass on
-        began = datetime.datetime.fromisoformat(published).timestamp() if published else math.nan
-        received.append(Received(at, (at - began) * 1e3))
+        received.append(Received(time.time(), message.attributes.get("event_time", "")))
         message.ack()
 
     pulling = emulator.subscriber().subscribe(subscription, take)
@@ -180,9 +177,7 @@ class Bench:
     def _documented(self, messages: Sequence[tuple[bytes, dict[str, str]]], sizes: Path) -> float:
         images, subscription = self._emulator.create(ack_deadline_seconds=60)
         topic, results = self._emulator.create()
-        publisher = self._emulator.publisher()
-        for future in [publisher.publish(images, content, **attributes) for content, attributes in messages]:
-            future.result()
+        publish(self._emulator.publisher(), images, *messages)
         command = [python_of("frameworks"), "-m", "tests.benchmarks.peers.beam_stream"]
         command += [subscription, topic, f"{BENCH / 'model'}", f"{sizes}"]
         environment = {**os.environ, "PUBSUB_EMULATOR_HOST": self._emulator.host, NOTES: f"{BENCH / 'out'}"}
@@ -194,8 +189,7 @@ class Bench:
             running(command, env=environment, stdout=said, stderr=said) as process,
         ):
             wait_until(lambda: len(received) >= len(messages), log.read_text, process)
-            times = sorted(message.at for message in received)
-        return _steady_rate(times, np.arange(len(times)))
+        return _rate_of(received)
 
     @contextlib.contextmanager
     def _job(self, *flags: str) -> Iterator[tuple[StreamingJob, list[Received]]]:
@@ -225,8 +219,7 @@ class Bench:
         wait_until(lambda: len(received) >= count, job.output, job)
         _end(job)
         images, *seconds = (after - before for before, after in zip(*looks, strict=True))
-        times = sorted(message.at for message in received)
-        return Backlog(_steady_rate(times, np.arange(len(times))), *(round(each / images * 1e3, 2) for each in seconds))
+        return Backlog(_rate_of(received), *(round(each / images * 1e3, 2) for each in seconds))
 
     def _at_rate(self, job: StreamingJob, received: list[Received], count: int, rate: float, first: int) -> list[float]:
         """Publishes at a steady rate; latencies in milliseconds."""
@@ -235,7 +228,7 @@ class Bench:
             time.sleep(max(0.0, started + n / rate - time.time()))
             job.publish((self._images[n % len(self._images)], {"name": str(first + n)}))
         wait_until(lambda: len(received) >= before + count, job.output, job)
-        return [each.latency_ms for each in received[before:]]
+        return [(each.at - datetime.datetime.fromisoformat(each.event_time).timestamp()) * 1e3 for each in received[before:]]
 
 
 def main() -> None:
@@ -285,6 +278,11 @@ def _steady_rate(seconds: Sequence[float], done: np.ndarray) -> float:
     """Images/s without the first and the last tenth: the slope of the images that are done at each of these times."""
     middle = (done >= 0.1 * done[-1]) & (done <= 0.9 * done[-1])
     return round(float(np.polyfit(np.asarray(seconds)[middle] - seconds[0], done[middle], 1)[0]), 2)
+
+
+def _rate_of(received: Sequence[Received]) -> float:
+    times = sorted(message.at for message in received)
+    return _steady_rate(times, np.arange(len(times)))
 
 
 def _shares(figures: Sequence[float], others: Sequence[float]) -> dict[str, float]:

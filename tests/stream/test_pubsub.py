@@ -1,5 +1,6 @@
 """Subscriber and publishing against Google's Pub/Sub emulator."""
 
+import functools
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from pipeline.stream.clients import Publishing
 from pipeline.stream.messages import Message
 from pipeline.stream.subscriber import Subscriber
 from pipeline.stream.threads import RunThreads
+from tests.emulators import publish
 from tests.processes import wait_until
 from tests.streaming_job import CuttableProxy
 
@@ -19,13 +21,7 @@ from tests.streaming_job import CuttableProxy
 def queue(pubsub_emulator):
     """A subscription, and what publishes to its topic."""
     topic, subscription = pubsub_emulator.create()
-    publisher = pubsub_emulator.publisher()
-
-    def put(*contents: bytes) -> None:
-        for future in [publisher.publish(topic, content) for content in contents]:
-            future.result()
-
-    return SimpleNamespace(subscription=subscription, put=put)
+    return SimpleNamespace(subscription=subscription, put=functools.partial(publish, pubsub_emulator.publisher(), topic))
 
 
 @pytest.fixture
