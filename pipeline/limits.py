@@ -166,15 +166,15 @@ class MemoryLimit:
     def budget(self, most_bytes: float = math.inf) -> float:
         """The bytes that a buffer may hold now: `most_bytes`, or if that is less or not given, a share of free memory."""
         if most_bytes == math.inf:
-            return max(_LEAST_BYTES, min(self.room_bytes(), memory_room_bytes() / Share.of_environment().of) * _QUARTER)
+            return max(_LEAST_BYTES, self.room_bytes() * _QUARTER)
         if self.limit_bytes is None:
             return most_bytes
         return min(most_bytes, max(_LEAST_BYTES, (self.limit_bytes - resident_bytes()) * _QUARTER))
 
     def room_bytes(self, process: int | str = "self") -> float:
-        """What may be taken now: what this limit, the control group and the machine leave to a process."""
+        """What may be taken now, bytes: what this limit leaves to a process, or less: its share of what group and machine do."""
         own = math.inf if self.limit_bytes is None else self.limit_bytes - resident_bytes(process)
-        return min(own, memory_room_bytes())
+        return min(own, memory_room_bytes() / Share.of_environment().of)
 
 
 MEMORY = MemoryLimit()

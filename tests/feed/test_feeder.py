@@ -408,6 +408,13 @@ class TestMemory:
         message = chunk.failures[1].message
         assert message.startswith("expected an image that fits into ") and "got 6000 x 4000 pixels that take " in message
 
+    def test_a_large_image_takes_no_more_than_this_process_s_part_of_its_host(self, monkeypatch, large_image):
+        """All processes of a launcher decode side by side, and none sees the others' locks."""
+        for name, value in {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "100000"}.items():
+            monkeypatch.setenv(name, value)
+        with feeding() as feeder:
+            assert fed(feeder, in_hand(large_image)).failures[0].reason == "no_room"
+
     def test_large_decodes_add_up_within_the_memory_that_there_is(self, large_image):
         """Images that do not fit in all processes at once are done one after another. One takes about 220 MB."""
         trim_memory(collect_garbage=True)  # what earlier tests have left would go at any moment
