@@ -28,7 +28,7 @@ from pipeline.config.setting import is_own_engine
 from pipeline.detect.other_formats import what_it_is
 from pipeline.errors import AwayError, ModelAwayError, ModelError
 from pipeline.storage.files import exists, read_file
-from pipeline.storage.globs import escape_glob
+from pipeline.storage.globs import escape_glob, real_folder, real_path
 from pipeline.storage.listing import files_in, location_of
 from pipeline.storage.store import FoundFile, is_transient_error
 from pipeline.storage.stores import LISTED
@@ -150,7 +150,7 @@ def as_given(model: ModelConfig) -> Version:
         )
     with _reaching(path):
         files = given_files(path)
-        return Version(_fingerprint_of_all(path, files) if files else "", path, files)
+        return Version(_digest(_named(path, files)) if files else "", path, files)
 
 
 def given_files(path: str) -> frozenset[FoundFile]:
@@ -263,16 +263,28 @@ def fingerprint(folder: str, files: frozenset[FoundFile]) -> str:
     Local files count by their content, so a copy is the same version; objects by their generation.
     """
     parts = (*_MODELS, "variables/", "assets/", "metadata.yaml", METADATA_PATH)
-    names = {file: file.path[len(folder) + 1 :] for file in files}
-    used = (file for file, name in names.items() if not name or name.startswith(parts) or _EXTERNAL.search(file.path))
-    return _fingerprint_of_all(folder, frozenset(used))
+    named = _named(folder, files)
+    return _digest(
+        frozenset((file, name) for file, name in named if not name or name.startswith(parts) or _EXTERNAL.search(file.path))
+    )
+
+
+def _named(path: str, files: frozenset[FoundFile]) -> frozenset[tuple[FoundFile, str]]:
+    """Files of a model with their paths below its own; empty for the model itself if it is a file, and for what a link led to.
+
+    Listings name local files by absolute paths free of links, whichever path was given.
+    """
+    itself = real_path(path.rstrip("/"))
+    is_file = any(file.path == itself for file in files)
+    root = itself if is_file or "://" in path else real_folder(path).rstrip("/")
+    return frozenset((each, each.path[len(root) + 1 :] if is_file or each.path.startswith(f"{root}/") else "") for each in files)
 
 
 @functools.lru_cache(maxsize=8)
-def _fingerprint_of_all(folder: str, files: frozenset[FoundFile]) -> str:
+def _digest(named: frozenset[tuple[FoundFile, str]]) -> str:
     digest = hashlib.blake2b(digest_size=6)
-    for file in sorted(files):
-        digest.update(file.path[len(folder) + 1 :].encode("utf-8", "surrogatepass"))
+    for file, name in sorted(named):
+        digest.update(name.encode("utf-8", "surrogatepass"))
         if "://" in file.path:
             digest.update(f"{file.size_bytes} {file.generation}".encode())
         else:

@@ -177,3 +177,66 @@ def test_a_model_without_a_number_has_the_fingerprint_of_its_files_as_its_versio
                 description.write(" ")
         versions.append(name_and_version(ModelConfig(path=str(tmp_path / name)))[1])
     assert versions[0] == versions[1] != versions[2] and len(versions[0]) == 12
+
+
+OWN = "own:open_model"
+FINGERPRINTS = [  # of models without a number as 0.1.0 and later releases have them, by an absolute path free of links
+    pytest.param("mine", "auto", "8141de6fc4b9", id="SavedModel"),
+    pytest.param("yolo", "auto", "16ce3d1ab7e4", id="folder of an ONNX file"),
+    pytest.param("yolo/model.onnx", "auto", "16ce3d1ab7e4", id="file in its folder"),
+    pytest.param("toy.onnx", "auto", "cb36314dabde", id="ONNX file"),
+    pytest.param("bright.tflite", OWN, "bcdad6229fd6", id="file for an engine of one's own"),
+    pytest.param("own", OWN, "66f5befea8d4", id="folder for an engine of one's own"),
+    pytest.param("own/", OWN, "66f5befea8d4", id="folder with a slash"),
+]
+
+
+@pytest.mark.parametrize(("path", "engine", "version"), FINGERPRINTS)
+def test_a_fingerprint_follows_the_weights_however_the_path_is_written(path, engine, version, tmp_path, monkeypatch):
+    """Relative, through a link to the folder, or with `..` in it; a link to other weights is another version."""
+
+    def write(folder, weights):
+        for name in ("mine/saved_model.pb", "mine/assets.extra/notes", "yolo/model.onnx", "toy.onnx", "own/README"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(b"" if name.endswith(("notes", "README")) else b"graph")
+        for name in ("mine/variables/variables.index", "yolo/model.onnx.data", "toy.onnx.data", "bright.tflite", "own/a/b.bin"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(weights)
+
+    def versions():
+        paths = (path, f"./{path}", f"../cur/{path}", f"{tmp_path}/cur/{path}", f"{folder}/yolo/../{path}", f"{folder}/{path}")
+        return {name_and_version(ModelConfig(each), engine)[1] for each in paths}
+
+    folder = tmp_path / "release-2026"
+    write(folder, b"weights")
+    write(tmp_path / "next", b"weights of another training")
+    (tmp_path / "cur").symlink_to(folder)
+    monkeypatch.chdir(folder)
+    assert versions() == {version}
+    monkeypatch.chdir(tmp_path)
+    assert name_and_version(ModelConfig(f"cur/{path}"), engine)[1] == version
+    (tmp_path / "cur").unlink()
+    (tmp_path / "cur").symlink_to("next")
+    assert name_and_version(ModelConfig(f"cur/{path}"), engine)[1] != version
+    write(folder, b"weights of another training")
+    (tmp_path / "cur").unlink()
+    (tmp_path / "cur").symlink_to(folder)
+    monkeypatch.chdir(folder)
+    (trained,) = versions()
+    assert trained != version
+
+
+@pytest.mark.parametrize(("model", "engine"), [("mine", "auto"), ("own", OWN)])
+def test_a_fingerprint_follows_weights_behind_a_link_in_the_model(model, engine, tmp_path):
+    """A folder of weights that several models share, say."""
+    for training in ("one", "two"):
+        (tmp_path / training).mkdir()
+        (tmp_path / training / "variables.index").write_text(training)
+    (tmp_path / model).mkdir()
+    (tmp_path / model / ("network.bin" if engine == OWN else "saved_model.pb")).write_text("graph")
+    versions = set()
+    for training in ("one", "two"):
+        (tmp_path / model / "variables").symlink_to(tmp_path / training)
+        versions.add(name_and_version(ModelConfig(f"{tmp_path}/{model}"), engine)[1])
+        (tmp_path / model / "variables").unlink()
+    assert len(versions) == 2
