@@ -78,9 +78,9 @@ def reference(weights: str, folder: Path, photos: Sequence[str]) -> dict[str, Ob
     return found
 
 
-def detected(model: Path, engine: str, photos: Sequence[str]) -> dict[str, Objects]:
-    """What the pipeline finds in the same photos at the same thresholds."""
-    settings = {"score_threshold": SCORE, "iou_threshold": IOU, "max_detections": MOST, "engine": engine}
+def detected(model: Path, engine: str, photos: Sequence[str], **more: object) -> dict[str, Objects]:
+    """What the pipeline finds in the same photos at the same thresholds, or with more settings."""
+    settings = {"score_threshold": SCORE, "iou_threshold": IOU, "max_detections": MOST, "engine": engine, **more}
     detector = load_detector(str(model), **settings, feeder_processes=1)
     found = {}
     for result in detect_images(photos, detector):

@@ -132,23 +132,42 @@ def add_steps(
     return model.SerializeToString(), tuple(outputs)
 
 
-def to_float16(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The network in float16, whose inputs and outputs stay as they are; it is changed.
+def to_float16(model: onnx.ModelProto, folder: str) -> onnx.ModelProto:
+    """The network in float16, whose inputs and outputs stay as they are; it is changed. One with float16 weights stays as it is.
 
     What lies behind its last layers, the decoding of boxes, stays float32: float16 has steps of half a pixel at 640.
+
+    Args:
+      model: The network.
+      folder: The model, for messages.
+
+    Raises:
+      ModelError: It cannot be converted.
     """
     from onnx import TensorProto
     from onnxconverter_common import float16
 
-    for number, each in enumerate(model.graph.node):
+    graph = model.graph
+    if any(each.data_type == TensorProto.FLOAT16 for each in graph.initializer):
+        return model
+    for number, each in enumerate(graph.node):
         each.name = each.name or f"node {number}"
-    kept = sorted(_behind_layers(model.graph))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # numbers that float16 does not have, which it rounds to those that it has
-        converted: onnx.ModelProto = float16.convert_float_to_float16(
-            model, keep_io_types=True, node_block_list=kept, check_fp16_ready=False
-        )
-    for output in converted.graph.output:  # behind float32 nodes the converter (1.16) casts outputs to float16
+    outputs = {each.name for each in graph.output}
+    others = [each for each in graph.value_info if each.name not in outputs]  # the converter would cast what is listed twice
+    del graph.value_info[:]
+    graph.value_info.extend(others)
+    casts = {each.name for each in graph.node if each.op_type == "Cast"}  # which say themselves what they make
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numbers that float16 does not have, which it rounds to those that it has
+            converted: onnx.ModelProto = float16.convert_float_to_float16(
+                model, keep_io_types=True, node_block_list=sorted(casts | _behind_layers(graph)), check_fp16_ready=False
+            )
+    except Exception as err:
+        raise ModelError(f"model {folder}: cannot be converted to float16: {first_line(err)}") from err
+    floats = (TensorProto.FLOAT, TensorProto.FLOAT16)
+    for output in (each for each in converted.graph.output if each.type.tensor_type.elem_type in floats):
+        # behind float32 nodes the converter (1.16) casts outputs to float16
         for cast in (each for each in converted.graph.node if each.op_type == "Cast" and output.name in each.output):
             cast.attribute[0].i = output.type.tensor_type.elem_type = TensorProto.FLOAT
     return converted

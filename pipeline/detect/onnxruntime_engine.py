@@ -66,7 +66,7 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     signature = channels_last(Signature(inputs, outputs, functools.partial(_answers, plain)))
     metadata = describe_onnx(signature, local, folder, model, detect, properties=plain.get_modelmeta().custom_metadata_map)
     if detect.precision == "float16" and detect.engine != "tensorrt" and inputs[metadata.input_name].dtype != "float16":
-        network = _in_float16(network)
+        network = _in_float16(network, folder)
     content, roles = add_steps(network, signature, metadata, detect, folder)
     engine = _OnnxRuntime(_opener(folder, content, detect), roles, metadata, detect)
     batch, sizes = signature.batch_of(metadata), COMPILED_SIZES if detect.engine == "tensorrt" else ()
@@ -124,7 +124,7 @@ class _OnnxRuntime:
             raise OutOfMemory(first_line(err)) from err.with_traceback(None)
 
 
-def _in_float16(network: Any) -> Any:
+def _in_float16(network: Any, folder: str) -> Any:
     """The network in float16, from the user's cache if it has been converted before."""
     import onnx
 
@@ -135,7 +135,7 @@ def _in_float16(network: Any) -> Any:
     kept = os.path.join(place, f"{digest.hexdigest()[:32]}.onnx")
     with contextlib.suppress(OSError, DecodeError):
         return onnx.load(kept)
-    network = onnx_graph.to_float16(network)
+    network = onnx_graph.to_float16(network, folder)
     with contextlib.suppress(OSError):  # a cache that cannot be written costs seconds at each start
         os.makedirs(place, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=place) as unfinished:

@@ -5,10 +5,13 @@ import pytest
 
 from models.geometry import iou_matrix
 from pipeline.config import DetectConfig
+from pipeline.detect.onnx_graph import to_float16
 from pipeline.detect.onnxruntime_engine import engine_cache
 from pipeline.errors import ModelError
 from tests.detect.test_families import picture
 from tests.onnx_files import HW, NAMES
+from tests.real_yolo import agreement, photos_of_fixtures, ultralytics_folder
+from tests.real_yolo import detected as objects
 from tests.tiny_models import detected
 
 pytest.importorskip("onnxruntime", reason="the extra onnxruntime is not installed")
@@ -60,11 +63,114 @@ def file(tmp_path):
     return tmp_path / "toy.onnx"
 
 
-def found(file, precision):
+def found(file, precision, **config):
     images = [picture(HW[::-1], seed)[0] for seed in range(3)]
     detect = DetectConfig(engine="onnxruntime", precision=precision, score_threshold=0.3, iou_threshold=1.0, max_detections=300)
-    results, _ = detected(file, images, detect, box_units="pixels")
+    results, _ = detected(file, images, detect, box_units="pixels", **config)
     return [result.detections for result in results]
+
+
+def check_same(full, half, least):
+    """Each box at float32 has one at float16 in its place; those near the threshold may pass or not."""
+    assert sum(map(len, full)) >= least
+    for a, b in zip(full, half, strict=True):
+        sure = a.confidences > 0.31
+        if sure.any():
+            assert iou_matrix(a.boxes_xyxy.astype(float), b.boxes_xyxy.astype(float)).max(axis=1)[sure].min() > 0.98
+
+
+def with_its_output_listed(model):
+    """As Ultralytics writes them."""
+    model.graph.value_info.append(model.graph.output[0])
+    return model
+
+
+def with_a_mask(model):
+    """Casts to float32 between the convolutions."""
+    from onnx import TensorProto, helper
+
+    model.graph.node[2].input[0] = "masked"
+    mask = [
+        helper.make_node("Cast", ["b"], ["is_lit"], to=TensorProto.BOOL),
+        helper.make_node("Cast", ["is_lit"], ["mask"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["b", "mask"], ["masked"]),
+    ]
+    nodes = [*model.graph.node[:2], *mask, *model.graph.node[2:]]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
+def with_class_numbers(kind):
+    """Answers boxes, scores and class numbers of an integer type."""
+    from onnx import helper
+
+    def changed(model):
+        float32, graph = model.graph.output[0].type.tensor_type.elem_type, model.graph
+        del graph.node[-1], graph.output[:]
+        graph.node.extend(
+            [
+                helper.make_node("Concat", ["xy", "wh"], ["columns"], axis=1),
+                helper.make_node("Transpose", ["columns"], ["boxes"], perm=[0, 2, 1]),
+                helper.make_node("ReduceMax", ["scores"], ["best"], axes=[1], keepdims=0),
+                helper.make_node("ArgMax", ["scores"], ["places"], axis=1, keepdims=0),
+                helper.make_node("Cast", ["places"], ["classes"], to=kind),
+            ]
+        )
+        of = {"boxes": (float32, [4]), "best": (float32, []), "classes": (kind, [])}
+        for name, (each, more) in of.items():
+            graph.output.append(helper.make_tensor_value_info(name, each, ["batch", ROWS * COLUMNS, *more]))
+        return model
+
+    return changed
+
+
+def converted_already(model):
+    from onnxconverter_common import float16
+
+    for number, each in enumerate(model.graph.node):
+        each.name = f"its node {number}"
+    return float16.convert_float_to_float16(model, keep_io_types=True)
+
+
+CLASSES = {"nms": "pipeline", "box_format": "cxcywh", "scores_output": "best"}
+
+
+@pytest.mark.parametrize(
+    ("change", "config"),
+    [
+        (with_its_output_listed, {}),
+        (with_a_mask, {}),
+        pytest.param(with_class_numbers(onnx.TensorProto.INT32), CLASSES, id="int32 classes"),
+        pytest.param(with_class_numbers(onnx.TensorProto.INT64), CLASSES, id="int64 classes", marks=pytest.mark.matrix),
+        (converted_already, {}),
+    ],
+)
+def test_files_of_other_exporters_become_float16(file, tmp_path, monkeypatch, change, config):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    onnx.save(change(onnx.load(str(file))), str(file))
+    check_same(found(file, "float32", **config), found(file, "float16", **config), least=60)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("weights", ["fall_detection/models/best_fp16.onnx", "nudenet/320n.onnx"])
+def test_files_that_ultralytics_wrote_find_the_same_in_float16(tmp_path, monkeypatch, weights):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (model,) = ultralytics_folder().glob(f"lib/python*/site-packages/{weights}")
+    full, half = (
+        objects(model, "onnxruntime", photos_of_fixtures(), precision=each, score_threshold=0.05)
+        for each in ("float32", "float16")
+    )
+    both = agreement(full, half)
+    assert both.wanted == both.found == both.matched >= 4 and both.worst_iou > 0.98, both
+
+
+def test_a_network_that_cannot_be_converted_is_one_line(file):
+    model = onnx.load(str(file))
+    model.graph.initializer[0].raw_data = b"cut"
+    with pytest.raises(ModelError, match=r"^model m: cannot be converted to float16: ") as err:
+        to_float16(model, "m")
+    assert "\n" not in str(err.value)
 
 
 @pytest.mark.slow
