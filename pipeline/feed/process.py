@@ -193,7 +193,7 @@ class _Process:
         try:
             return self._read(read) if isinstance(read.result.exception(), MemoryError) else read.result.result()
         except MemoryError:
-            return MORE_MEMORY
+            return Failure("decode", "no_room", "the process had no memory for the bytes of the image, nor when it read it again")
 
     def _fit(self, place: int, read: Read, work: Work) -> Fitted | Failure:
         """Waits for an image, and fits it; tells a lack of memory at this moment from an image that takes too much."""

@@ -428,6 +428,17 @@ class TestMemory:
             assert places(first.result()) == places(second.result()) == [0]
             assert feeders() == before
 
+    def test_an_image_for_whose_bytes_a_process_has_no_memory_now_is_no_image_that_is_too_large(self, alone, tmp_path):
+        """It is read a second time, and the next run tries it again: the machine may have memory then."""
+        (process,) = feeders()
+        (tmp_path / "small.bmp").write_bytes(BMP)
+        with (tmp_path / "large.bmp").open("wb") as large:
+            large.write(BMP)
+            large.truncate(400 << 20)
+        process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms + (200 << 20),) * 2)
+        chunk = fed(alone, [ImageRef(f"{tmp_path}/{name}.bmp") for name in ("small", "large", "small")])
+        assert places(chunk) == [0, 2] and chunk.failures[1].reason == "no_room"
+
     def test_who_dies_or_decodes_a_small_image_keeps_nobody_waiting(self, large_image):
         """Large images that fit side by side are decoded so."""
         with stopped_amid_a_decode(large_image) as (feeder, decodes, first):
