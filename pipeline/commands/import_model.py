@@ -113,8 +113,8 @@ def _copy(args: argparse.Namespace, version: str) -> str:
         title = os.path.splitext(os.path.basename(args.file))[0]
         os.mkdir(version)
         for file in files_of(args.file):  # with its external data, which has the name that the file knows
-            name = ONNX_MODEL if file.path == args.file else os.path.basename(file.path)
-            shutil.copy(file.path, os.path.join(version, name))
+            name = os.path.basename(file.path)
+            shutil.copy(file.path, os.path.join(version, ONNX_MODEL if name == os.path.basename(args.file) else name))
     else:
         known = what_it_is(args.file) if os.path.lexists(args.file) else ""
         raise ModelError(f"{args.file}: {known or 'expected a file that ends with .onnx, or the folder of a SavedModel'}")

@@ -4,6 +4,7 @@ import json
 import shlex
 
 import numpy as np
+import onnx
 import pytest
 from PIL import Image
 
@@ -12,6 +13,7 @@ from pipeline.commands.import_model import main
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_model import load, name_and_version
 from tests.detect.test_mixed_batches import save_yolov4
+from tests.onnx_files import write_yolo
 from tests.tiny_models import bright_box, save_model
 from tests.without_keras import tf
 from tests.yolo_exports import export_yolo
@@ -119,6 +121,19 @@ def test_the_copy_is_loaded_as_the_model_itself_is(save, tmp_path):
         loaded.batcher.close()
         found.append(loaded.metadata)
     assert found[1] == found[0]
+
+
+@pytest.mark.parametrize("file", ["toy.onnx", "cur/toy.onnx", "cur/../release/toy.onnx"])
+def test_an_onnx_file_is_imported_by_any_path(file, tmp_path, monkeypatch):
+    """As the help writes it: relative; also through a link to its folder. Weights beside it keep their name."""
+    (tmp_path / "release").mkdir()
+    (tmp_path / "cur").symlink_to("release")
+    whole = onnx.load(write_yolo(tmp_path / "whole.onnx"))
+    onnx.save(whole, tmp_path / "release/toy.onnx", save_as_external_data=True, location="toy.onnx.data", size_threshold=64)
+    monkeypatch.chdir(tmp_path if "/" in file else tmp_path / "release")
+    assert main([file, "--output", f"{tmp_path}/m/1"]) == 0
+    assert {each.name for each in (tmp_path / "m/1").iterdir()} == {"model.onnx", "toy.onnx.data", "assets.extra"}
+    assert read_metadata(str(tmp_path / "m/1")).name == "toy"
 
 
 @pytest.mark.parametrize(
