@@ -115,7 +115,7 @@ class _OnnxRuntime:
                 return picked_candidates(lambda role: values[role].numpy(), self._metadata, self._detect)
             return {role: value.numpy() for role, value in values.items()}
         except Exception as err:  # its classes have no base of their own
-            if not any(words in f"{err} {err.__cause__}" for words in _NO_MEMORY):
+            if not (isinstance(err, MemoryError) or any(words in f"{err} {err.__cause__}" for words in _NO_MEMORY)):
                 raise ModelFailed(first_line(err)) from err
             with self._lock:
                 if self._session is session:

@@ -5,8 +5,12 @@ import os
 import numpy as np
 import pytest
 
+from models.metadata import DetectorMetadata
 from pipeline.commands.import_model import main as import_model
 from pipeline.config import DetectConfig
+from pipeline.detect.batcher import Batcher
+from pipeline.detect.engine import FunctionEngine, OutOfMemory
+from pipeline.detect.onnxruntime_engine import _OnnxRuntime
 from pipeline.errors import ModelError
 from tests.detect.test_families import best_of, centres_to_corners, picture
 from tests.onnx_files import HW, NAMES, head, write_yolo
@@ -116,3 +120,39 @@ def test_an_engine_that_does_not_run_such_files_is_refused_and_the_others_are_na
         found_in(write_yolo(tmp_path / "toy.onnx"), engine="tensorflow")
     with pytest.raises(ModelError, match=r"^engine onnxruntime: expected ONNX file, got SavedModel; use --engine tensorflow or"):
         detected("digits", [], DetectConfig(engine="onnxruntime"))
+
+
+class HungrySession:
+    """A session of ONNX Runtime whose answer for any image but a blank one is larger than memory."""
+
+    def get_providers(self):
+        return ["CPUExecutionProvider"]
+
+    def io_binding(self):
+        return self
+
+    def bind_cpu_input(self, _name, pixels):
+        self.pixels = pixels
+
+    def bind_output(self, *_):
+        pass
+
+    def run_with_iobinding(self, _):
+        pass
+
+    def get_outputs(self):
+        return [self]
+
+    def numpy(self):
+        return np.zeros((len(self.pixels), 1 << 60 if self.pixels.any() else 1), np.uint8)
+
+
+def test_an_image_for_whose_boxes_this_process_has_no_memory_now_does_not_fail_the_model():
+    """NumPy's own words are none of those by which ONNX Runtime's errors are known."""
+    detect = DetectConfig(batch_sizes=(1,), concurrent_batches=1)
+    engine = _OnnxRuntime(HungrySession, ("scores",), DetectorMetadata("m", HW, "stretch", ("a",)), detect)
+    batcher = Batcher(FunctionEngine(engine.run, detect), HW)
+    try:
+        assert [type(batcher.run(np.full((1, *HW, 3), grey, np.uint8))[0].error) for grey in (0, 9)] == [type(None), OutOfMemory]
+    finally:
+        batcher.close()
