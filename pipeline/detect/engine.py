@@ -43,6 +43,9 @@ class Engine(Protocol):
     Attributes:
       batch_sizes: Allowed batch sizes, ascending; `(1,)` for one image at a time.
       concurrent_batches: How many runs at once keep the device busy.
+
+    `run_all_boxes`, if it has it, is `run` with all that the model answers, also where `run` answers candidates. It shows whether
+    the model mixes the images of a batch, which no candidate may show.
     """
 
     batch_sizes: tuple[int, ...]
@@ -79,6 +82,7 @@ class FunctionEngine:
       sizes: Batch sizes, unless the settings have some; default: as the device is.
       close: Frees what is not freed with the function.
       recovers_s: How long a device that fails on everything may take to work again; a server may be started anew.
+      run_all_boxes: Of `Engine`, where `run` answers candidates.
     """
 
     def __init__(
@@ -91,7 +95,9 @@ class FunctionEngine:
         sizes: Sequence[int] = (),
         close: Callable[[], None] = lambda: None,
         recovers_s: float = 0.0,
+        run_all_boxes: Callable[[np.ndarray], Mapping[str, np.ndarray]] | None = None,
     ):
+        self.run_all_boxes = run_all_boxes or run
         self.run, self._close, self.gpu, self.recovers_s = run, close, gpu, recovers_s
         by_default = tuple(sizes) or (_GPU_BATCH_SIZES if gpu else _CPU_BATCH_SIZES)
         self.batch_sizes: tuple[int, ...] = (batch,) if batch else detect.batch_sizes or by_default
@@ -100,7 +106,7 @@ class FunctionEngine:
     def close(self) -> None:
         """Frees the function; no run may be under way."""
         self._close()
-        del self.run
+        del self.run, self.run_all_boxes
 
 
 def concurrent_batches_of(detect: DetectConfig, gpu: bool) -> int:

@@ -19,6 +19,7 @@ from pipeline.config import DetectConfig
 IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _FILTERED_DETECTIONS = 300
 PICKED = 300  # most boxes of an image that a device picks; as many as most detectors return that suppress themselves
+PICKS = ("picked_boxes", "picked_scores", "picked_classes", "picked_places", "passed")  # roles of what a device picks
 _STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))  # also with P6, with P2, and the tiny ones of YOLOv3 and v4
 
 Arrays = Mapping[str, np.ndarray]

@@ -20,7 +20,7 @@ import numpy as np
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig
 from pipeline.detect.engine import check_installed
-from pipeline.detect.model_arrays import PICKED, Signature, feed_of, has_candidates, split_outputs
+from pipeline.detect.model_arrays import PICKED, PICKS, Signature, feed_of, has_candidates, split_outputs
 from pipeline.detect.versions import files_of, first_line
 from pipeline.errors import ModelError
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 PREFIX = "steps/"  # of the names of inputs, outputs and values that are not the network's own
 PIXELS = PREFIX + "pixels"
-PICKS = ("picked_boxes", "picked_scores", "picked_classes", "picked_places", "passed")
 _OLDEST_OPSET = 11  # for slices and indices of values
 
 

@@ -32,7 +32,7 @@ from pipeline.detect.engine import (
     concurrent_batches_of,
 )
 from pipeline.detect.gpus import gpu_kind, take_gpu
-from pipeline.detect.model_arrays import Arrays, Signature, Tensor, channels_last, picked_candidates
+from pipeline.detect.model_arrays import PICKS, Arrays, Signature, Tensor, channels_last, picked_candidates
 from pipeline.detect.onnx_graph import PIXELS, PREFIX, add_steps, read_onnx
 from pipeline.detect.user_cache import cache_folder, keep_newest
 from pipeline.detect.versions import first_line
@@ -70,7 +70,9 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     content, roles = add_steps(network, signature, metadata, detect, folder)
     engine = _OnnxRuntime(_opener(folder, content, detect), roles, metadata, detect)
     batch, sizes = signature.batch_of(metadata), COMPILED_SIZES if detect.engine == "tensorrt" else ()
-    return OpenedModel(FunctionEngine(engine.run, detect, batch, gpu=engine.gpu, sizes=sizes), metadata)
+    run, run_all_boxes = (functools.partial(engine.run, picks=picks) for picks in (True, False))
+    runs = FunctionEngine(run, detect, batch, gpu=engine.gpu, sizes=sizes, run_all_boxes=run_all_boxes)
+    return OpenedModel(runs, metadata)
 
 
 class _OnnxRuntime:
@@ -100,8 +102,8 @@ class _OnnxRuntime:
             self._session = self._session or self._open()
             return self._session
 
-    def run(self, pixels: np.ndarray) -> Arrays:
-        """Runs a batch; see `Engine`."""
+    def run(self, pixels: np.ndarray, *, picks: bool) -> Arrays:
+        """Runs a batch; see `Engine`. Without `picks` it reads all boxes."""
         session = None
         try:
             session = self._opened()
@@ -111,9 +113,9 @@ class _OnnxRuntime:
                 binding.bind_output(PREFIX + role, *self._device)
             session.run_with_iobinding(binding)
             values = dict(zip(self._roles, binding.get_outputs(), strict=True))
-            if "passed" in values:
+            if "passed" in values and picks:
                 return picked_candidates(lambda role: values[role].numpy(), self._metadata, self._detect)
-            return {role: value.numpy() for role, value in values.items()}
+            return {role: value.numpy() for role, value in values.items() if role not in PICKS}
         except Exception as err:  # its classes have no base of their own
             if not (isinstance(err, MemoryError) or any(words in f"{err} {err.__cause__}" for words in _NO_MEMORY)):
                 raise ModelFailed(first_line(err)) from err

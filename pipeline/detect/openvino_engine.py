@@ -16,8 +16,8 @@ from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.describe_model import describe_onnx, name_of_model, onnx_file, own_metadata
 from pipeline.detect.engine import ModelFailed, OpenedModel, OutOfMemory, check_installed
 from pipeline.detect.golden import kept_requests
-from pipeline.detect.model_arrays import Arrays, Signature, Tensor, candidates_of, channels_last, split_metadata
-from pipeline.detect.onnx_graph import PICKS, PIXELS, PREFIX, add_steps, read_onnx
+from pipeline.detect.model_arrays import PICKS, Arrays, Signature, Tensor, candidates_of, channels_last, split_metadata
+from pipeline.detect.onnx_graph import PIXELS, PREFIX, add_steps, read_onnx
 from pipeline.detect.openvino_convert import NETWORK, converted, read_description
 from pipeline.detect.process_memory import freeze_gc
 from pipeline.detect.versions import first_line
@@ -69,13 +69,20 @@ class OpenVinoEngine:
 
     def run(self, pixels: np.ndarray) -> Arrays:
         """Runs a batch on a free request; see `Engine`."""
+        return self._run(pixels, candidates=self._has_candidates)
+
+    def run_all_boxes(self, pixels: np.ndarray) -> Arrays:
+        """See `Engine`."""
+        return self._run(pixels, candidates=False)
+
+    def _run(self, pixels: np.ndarray, *, candidates: bool) -> Arrays:
         free = self._free
         request = free.get()
         try:
             request.start_async({0: pixels}, share_inputs=True)
             request.wait()
             found = {name: request.get_output_tensor(n).data for n, name in enumerate(self._names)}
-            if self._has_candidates:
+            if candidates:
                 return candidates_of(found, self._metadata, self._detect)
             return {role: array.copy() for role, array in found.items()}  # the next run overwrites the request's
         except (RuntimeError, MemoryError) as err:

@@ -21,6 +21,7 @@ from pipeline.detect.families import read_notes
 from pipeline.detect.golden import read_requests
 from pipeline.detect.model_arrays import (
     PICKED,
+    PICKS,
     Arrays,
     Signature,
     Tensor,
@@ -53,19 +54,19 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     requests = read_requests(local, folder, traced.metadata)
     batch = traced.batch or (1 if traced.metadata.resize == "none" else None)  # images of different sizes make no batch
 
-    def run(pixels: np.ndarray) -> Arrays:
+    def run(pixels: np.ndarray, *, picks: bool = True) -> Arrays:
         try:
             outputs = call(tf.constant(pixels))
-            if "passed" in outputs:
+            if "passed" in outputs and picks:
                 return picked_candidates(lambda role: np.asarray(outputs[role]), traced.metadata, detect)
-            return {role: tensor.numpy() for role, tensor in outputs.items()}
+            return {role: tensor.numpy() for role, tensor in outputs.items() if role not in PICKS}
         except tf.errors.ResourceExhaustedError as err:
             raise OutOfMemory(_reason(err)) from err
         except tf.errors.OpError as err:
             raise ModelFailed(_reason(err)) from err
 
     sizes = COMPILED_SIZES if gpu and compiled else ()
-    engine = FunctionEngine(run, detect, batch, gpu=gpu, sizes=sizes)
+    engine = FunctionEngine(run, detect, batch, gpu=gpu, sizes=sizes, run_all_boxes=functools.partial(run, picks=False))
     return OpenedModel(engine, traced.metadata, traced.has_boolean_mask, requests, notes=(note,) if note else ())
 
 

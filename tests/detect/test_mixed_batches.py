@@ -84,3 +84,98 @@ def test_a_yolov4_of_tensorflow_answers_for_each_image_what_it_answers_alone(tmp
     said = [line for line in capfd.readouterr().err.splitlines() if "would mix its images" in line]
     assert detector.batch_sizes == (size,) and said == [*detector.model.notes]
     assert folder in said[0] and f"batch size {size}" in said[0]
+
+
+BOXES = 100
+HOT = (np.arange(BOXES) < 5).astype(np.float32)  # the boxes that are sure of a bright image
+
+
+def sure_of_light(light, relu, mean):
+    """How sure the hot boxes are: more if the rest of the batch is darker, and never above the threshold if an image is grey."""
+    return 0.15 * light + 0.1 + 1.5 * relu(light - 0.6) + 0.2 * (light - mean)
+
+
+def save_mixing(path, batch):
+    """A model whose scores depend on the mean of the whole batch, as batch normalisation in training mode: a SavedModel."""
+    places = np.arange(BOXES, dtype=np.float32)[:, None] / BOXES
+
+    def predict(images):
+        light = tf.reduce_mean(images, [1, 2, 3]) / 255.0
+        scores = sure_of_light(light, tf.nn.relu, tf.reduce_mean(light))[:, None, None] * HOT[None, :, None]
+        boxes = np.concatenate([places, places, places + 0.005, places + 0.005], 1)[None] + 0.0 * light[:, None, None]
+        return {"boxes": boxes, "scores": scores}
+
+    return save_model(path, predict, tf.TensorSpec((batch, *HW, 3), tf.float32, "images"))
+
+
+def write_mixing(path, batch):
+    """The same as an ONNX file of Ultralytics' form."""
+    onnx = pytest.importorskip("onnx", reason="the extra onnxruntime is not installed")
+    helper = onnx.helper
+    places = np.linspace(4, 60, BOXES, dtype=np.float32)
+    boxes = np.stack([places, places, np.full(BOXES, 0.3), np.full(BOXES, 0.3)])[None]
+    constants = {
+        "boxes": boxes,
+        "hot": HOT[None, None],
+        "c15": 0.15,
+        "c01": 0.1,
+        "c06": 0.6,
+        "c150": 1.5,
+        "c02": 0.2,
+        "none": 0.0,
+    }
+    initializers = [onnx.numpy_helper.from_array(np.asarray(value, np.float32), name) for name, value in constants.items()]
+    nodes = [
+        helper.make_node(kind, inputs, [output], **more)
+        for kind, inputs, output, more in (
+            ("ReduceMean", ["images"], "light4", {"axes": [1, 2, 3]}),
+            ("Squeeze", ["light4"], "light", {"axes": [3]}),
+            ("ReduceMean", ["light"], "mean", {"axes": [0]}),
+            ("Sub", ["light", "mean"], "more", {}),
+            ("Mul", ["more", "c02"], "of_batch", {}),
+            ("Sub", ["light", "c06"], "over", {}),
+            ("Relu", ["over"], "bright", {}),
+            ("Mul", ["bright", "c150"], "sure", {}),
+            ("Mul", ["light", "c15"], "least", {}),
+            ("Sum", ["least", "c01", "sure", "of_batch"], "score", {}),
+            ("Mul", ["score", "hot"], "scores", {}),
+            ("Mul", ["light", "none"], "nothing", {}),
+            ("Add", ["boxes", "nothing"], "all_boxes", {}),
+            ("Concat", ["all_boxes", "scores"], "output0", {"axis": 1}),
+        )
+    ]
+    images = helper.make_tensor_value_info("images", onnx.TensorProto.FLOAT, [batch or "n", 3, *HW])
+    answer = helper.make_tensor_value_info("output0", onnx.TensorProto.FLOAT, [batch or "n", 5, BOXES])
+    graph = helper.make_graph(nodes, "toy", [images], [answer], initializers)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 12)], ir_version=8)
+    helper.set_model_props(model, {"names": str({0: "lamp"}), "imgsz": str([*HW]), "task": "detect"})
+    onnx.save(model, str(path))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("engine", "batch", "compiled"),
+    [
+        ("tensorflow", None, "no"),
+        pytest.param("tensorflow", None, "yes", marks=pytest.mark.matrix),
+        ("onnxruntime", None, "no"),
+        ("openvino", 4, "no"),
+    ],
+)
+def test_a_model_that_mixes_only_what_no_noise_shows_gets_one_image_at_a_time(tmp_path, engine, batch, compiled):
+    """Nothing in noise passes the threshold, so no candidate would tell."""
+    pytest.importorskip(engine, reason=f"the extra {engine} is not installed")
+    detect = DetectConfig(engine=engine, device="cpu", compiled=compiled, batch_sizes=(1, 2, 4))
+    if engine == "tensorflow":
+        model, config = save_mixing(tmp_path / "m", batch), {"class_names": ("lamp",), "nms": "pipeline", "value_range": (0, 255)}
+    else:
+        model, config = write_mixing(tmp_path / "m.onnx", batch), {}
+    bright, dark, grey = (png(f"{light}.png", np.full((*HW, 3), light, np.uint8)) for light in (240, 10, 128))
+    (alone, none), detector = detected(model, [bright, grey], detect, **config)
+    beside, _ = detected(model, [bright, dark, dark, dark], detect, **config)
+    assert len(alone.detections) == 5 and not len(none.detections)
+    np.testing.assert_allclose(beside[0].detections.confidences, alone.detections.confidences, atol=1e-6)
+    size = batch or 1
+    (note,) = detector.model.notes
+    assert f"mixes the images of a batch: it gets one image at a time (batch size {size})" in note
+    assert detector.batch_sizes == (size,)
