@@ -12,7 +12,7 @@ import dataclasses
 import os
 import posixpath
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig
 from pipeline.detect.engine import check_installed
 from pipeline.detect.model_arrays import PICKED, PICKS, Signature, feed_of, has_candidates, split_outputs
-from pipeline.detect.versions import files_of, first_line
+from pipeline.detect.versions import ONNX_MODEL, counted_names, first_line, is_number
 from pipeline.errors import ModelError
 
 if TYPE_CHECKING:
@@ -40,15 +40,14 @@ def read_onnx(file: str, folder: str) -> onnx.ModelProto:
       folder: Where it is from: itself, or the folder of a version.
 
     Raises:
-      ModelError: It is no ONNX file, has weights in a file whose name does not tell that it belongs to it, or the package onnx is
-        missing.
+      ModelError: It is no ONNX file, has weights in a file that its version does not follow, or the package onnx is missing.
     """
     check_installed("onnxruntime", "onnx")
     import onnx
 
     try:
         model = onnx.load(file, load_external_data=False)
-        _check_external_data(model, folder)
+        _check_external_data(model, file, folder)
         onnx.load_external_data_for_model(model, os.path.dirname(file))
     except ModelError:
         raise
@@ -57,16 +56,31 @@ def read_onnx(file: str, folder: str) -> onnx.ModelProto:
     return model
 
 
-def _check_external_data(model: onnx.ModelProto, folder: str) -> None:
-    """Refuses weights in a file that the fingerprint of a single ONNX file does not cover."""
-    external = [tensor.external_data for tensor in model.graph.initializer]
-    names = {entry.value for entries in external for entry in entries if entry.key == "location"}
-    if names and folder.endswith(".onnx") and (others := names - {posixpath.basename(file.path) for file in files_of(folder)}):
-        other, stem = min(others), posixpath.basename(folder).removesuffix(".onnx")
-        raise ModelError(
-            f"model {folder}: keeps weights in {other}; make a folder of versions: copy the file to {stem}/1/model.onnx and "
-            f"{other} to {stem}/1/{other}, and give --model {stem}"
-        )
+def _check_external_data(model: onnx.ModelProto, file: str, folder: str) -> None:
+    """Refuses weights in a file that the version of the model does not follow, as it is a fingerprint and no number."""
+    is_file = folder.endswith(".onnx")
+    if not is_file and any(is_number(posixpath.basename(each)) for each in (folder, os.path.dirname(file))):  # or an import of it
+        return
+    external = (entry for part in (model.graph, *model.functions) for tensor in _tensors(part) for entry in tensor.external_data)
+    names = {posixpath.basename(entry.value) for entry in external if entry.key == "location"}
+    if not names or not (others := names - counted_names(folder)):
+        return
+    other, stem = min(others), posixpath.basename(folder).removesuffix(".onnx")
+    if is_file:
+        todo = f"make a folder of versions: copy the file to {stem}/1/{ONNX_MODEL} and {other} to {stem}/1/{other}"
+    else:
+        todo, stem = f"make a version with a number: move {ONNX_MODEL} and {other} to {folder}/1/", folder
+    why = f"keeps weights in {other}, which its version does not follow"
+    raise ModelError(f"model {folder}: {why}; {todo}, and give --model {stem}")
+
+
+def _tensors(part: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.TensorProto]:
+    """All that may have external data, also in attributes and branches; onnx has this as a private function."""
+    yield from getattr(part, "initializer", ())
+    for each in (attribute for node in part.node for attribute in node.attribute):
+        yield from (each.t, *each.tensors)
+        for graph in (each.g, *each.graphs):  # empty where it has none
+            yield from _tensors(graph)
 
 
 def add_steps(

@@ -133,7 +133,7 @@ def opens_as_given(model: ModelConfig, engine: str) -> bool:
     if not is_own_engine(engine) or ("://" in path and not path.startswith(LISTED)):
         return is_own_engine(engine)
     with _reaching(path):
-        is_gone = _is_number(posixpath.basename(path)) and not given_files(path)  # a version that somebody has removed
+        is_gone = is_number(posixpath.basename(path)) and not given_files(path)  # a version that somebody has removed
         return not path or not (is_gone or _is_model(folder_of(path)) or versions_in(folder_of(path)))
 
 
@@ -253,8 +253,8 @@ def folder_of(path: str) -> str:
 
 def _itself(path: str) -> dict[int, Version]:
     name, files = path.rsplit("/", 1)[-1], files_of(path)
-    number = int(name) if _is_number(name) else 0
-    return {number: Version(str(number) if _is_number(name) else fingerprint(path, files), path, files)}
+    number = int(name) if is_number(name) else 0
+    return {number: Version(str(number) if is_number(name) else fingerprint(path, files), path, files)}
 
 
 def fingerprint(folder: str, files: frozenset[FoundFile]) -> str:
@@ -262,11 +262,18 @@ def fingerprint(folder: str, files: frozenset[FoundFile]) -> str:
 
     Local files count by their content, so a copy is the same version; objects by their generation.
     """
+    return _digest(_counted(folder, files))
+
+
+def counted_names(folder: str) -> set[str]:
+    """The names, without folders, of the files that a fingerprint follows."""
+    return {posixpath.basename(file.path) for file, _ in _counted(folder, files_of(folder))}
+
+
+def _counted(folder: str, files: frozenset[FoundFile]) -> frozenset[tuple[FoundFile, str]]:
     parts = (*_MODELS, "variables/", "assets/", "metadata.yaml", METADATA_PATH)
     named = _named(folder, files)
-    return _digest(
-        frozenset((file, name) for file, name in named if not name or name.startswith(parts) or _EXTERNAL.search(file.path))
-    )
+    return frozenset((file, name) for file, name in named if not name or name.startswith(parts) or _EXTERNAL.search(file.path))
 
 
 def _named(path: str, files: frozenset[FoundFile]) -> frozenset[tuple[FoundFile, str]]:
@@ -297,7 +304,7 @@ def _digest(named: frozenset[tuple[FoundFile, str]]) -> str:
 def _local_versions(path: str) -> Iterator[Version]:
     """Follows links to versions: renaming a link releases a version atomically."""
     for name in os.listdir(path) if os.path.isdir(path) else ():
-        if _is_number(name) and any(os.path.isfile(f"{path}/{name}/{model}") for model in _MODELS):
+        if is_number(name) and any(os.path.isfile(f"{path}/{name}/{model}") for model in _MODELS):
             yield Version(str(int(name)), f"{path}/{name}", files_of(f"{path}/{name}"))
 
 
@@ -306,12 +313,13 @@ def _remote_versions(path: str) -> Iterator[Version]:
     files: defaultdict[str, list[FoundFile]] = defaultdict(list)
     for file in files_in(location_of(f"{escape_glob(path)}/**")):
         files[file.path[len(path) + 1 :].partition("/")[0]].append(file)
-    for name in filter(_is_number, files):
+    for name in filter(is_number, files):
         if {f"{path}/{name}/{model}" for model in _MODELS} & {file.path for file in files[name]}:
             yield Version(str(int(name)), f"{path}/{name}", frozenset(files[name]))
 
 
-def _is_number(name: str) -> bool:
+def is_number(name: str) -> bool:
+    """Whether a folder's name is a version's."""
     return name.isascii() and name.isdigit()
 
 

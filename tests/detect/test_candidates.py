@@ -205,12 +205,28 @@ def test_external_data_is_part_of_the_model_its_version_and_its_import(tmp_path,
     assert name_and_version(ModelConfig(str(file)))[1] != detector.model.version
 
 
-def test_weights_in_a_file_of_another_name_need_a_folder_of_versions(tmp_path, capsys):
+def as_attributes(network):
+    """The same network, whose weights are attributes of nodes, the largest in a branch."""
+    weights = sorted(network.graph.initializer, key=lambda each: len(each.raw_data))
+    nodes = [onnx.helper.make_node("Constant", [], [each.name], value=each) for each in weights]
+    branch = onnx.helper.make_graph([nodes.pop()], "branch", [], [onnx.ValueInfoProto(name=weights[-1].name)])
+    nodes.append(onnx.helper.make_node("Constant", [], ["always"], value=onnx.numpy_helper.from_array(np.array(True))))
+    nodes.append(onnx.helper.make_node("If", ["always"], [weights[-1].name], then_branch=branch, else_branch=branch))
+    nodes.extend(network.graph.node)
+    del network.graph.initializer[:], network.graph.node[:]
+    network.graph.node.extend(nodes)
+    return network
+
+
+@pytest.mark.parametrize("change", [lambda network: network, as_attributes], ids=["initializers", "attributes"])
+def test_weights_in_a_file_of_another_name_need_a_folder_of_versions(change, tmp_path, capsys):
     """The version of a single file is a fingerprint, which would miss them."""
-    whole, file = onnx.load(save_onnx(tmp_path / "whole.onnx")), tmp_path / "toy.onnx"
-    onnx.save(whole, str(file), save_as_external_data=True, location="weights.bin", size_threshold=1024)
+    whole, file = change(onnx.load(save_onnx(tmp_path / "whole.onnx"))), tmp_path / "toy.onnx"
+    onnx.save(whole, str(file), save_as_external_data=True, location="weights.bin", size_threshold=1024, convert_attribute=True)
     settings = DetectConfig(engine="onnxruntime", score_threshold=0.7, iou_threshold=IOU, max_detections=300)
-    with pytest.raises(ModelError, match=r"keeps weights in weights\.bin; make a folder of versions: copy .* toy/1/model\.onnx"):
+    with pytest.raises(
+        ModelError, match=r"keeps weights in weights\.bin, .*; make a folder of versions: copy .* toy/1/model\.onnx"
+    ):
         detected(file, [], settings)
     assert import_model([str(file), "--output", str(tmp_path / "m" / "1")]) == 2
     assert "keeps weights in weights.bin" in capsys.readouterr().err
@@ -218,3 +234,27 @@ def test_weights_in_a_file_of_another_name_need_a_folder_of_versions(tmp_path, c
     shutil.copy(file, tmp_path / "toy" / "1" / "model.onnx")
     shutil.copy(tmp_path / "weights.bin", tmp_path / "toy" / "1")
     check(detected(tmp_path / "toy", [image for image, _ in PICTURES], settings)[0], score=0.7)
+
+
+@pytest.mark.parametrize("place", ["local", "storage"])
+def test_weights_of_another_name_in_a_folder_without_a_number_need_one(place, request, tmp_path):
+    """As `onnx.save` names them. The fingerprint of such a folder would miss them, as that of a single file."""
+    folder, whole = tmp_path / "toy", onnx.load(save_onnx(tmp_path / "whole.onnx"))
+    folder.mkdir()
+    onnx.save(whole, folder / "model.onnx", save_as_external_data=True, size_threshold=1024)
+    (weights,) = (each.name for each in folder.glob("*.data"))
+    path = str(folder)
+    if place == "storage":
+        bucket = request.getfixturevalue("gcs_bucket")
+        path = f"gs://{bucket.name}/toy"
+        for name in ("model.onnx", weights):
+            bucket.blob(f"toy/{name}").upload_from_filename(str(folder / name))
+    settings = DetectConfig(engine="onnxruntime", score_threshold=0.7, iou_threshold=IOU, max_detections=300)
+    for given in (path, f"{path}/model.onnx"):
+        with pytest.raises(ModelError) as caught:
+            detected(given, [], settings)
+        todo = f"make a version with a number: move model.onnx and {weights} to {path}/1/, and give --model {path}"
+        assert str(caught.value) == f"model {path}: keeps weights in {weights}, which its version does not follow; {todo}"
+    if place == "local":
+        assert import_model([path, "--output", str(tmp_path / "m" / "1")]) == 0, "the copy has a number"
+        check(detected(tmp_path / "m", [image for image, _ in PICTURES], settings)[0], score=0.7)
