@@ -57,7 +57,7 @@ def _export(flags: argparse.Namespace) -> int:
     rows = read_results(output, wanted)
     if not rows:
         raise InputError(f"{output} holds no row of detections{wanted.flags()}")
-    return 0 if write_pictures(output, rows, Pictures(crops=crops, images=flags.images)) else 1
+    return 0 if write_pictures(output, rows, Pictures(crops=crops, replace=True, images=flags.images)) else 1
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -36,7 +36,7 @@ class Format(NamedTuple):
 _DATA_SETS = ("coco", "yolo", "voc")  # whose images have names below a root
 _BY_NUMBER = ("coco", "yolo", "tfrecord")  # which tell classes apart by their numbers
 _ONE_ROW = (*_BY_NUMBER, "voc", "cvat")  # which have one place for an image
-_WAIT_SECONDS = 600.0  # for another export to the same folder
+WAIT_SECONDS = 600.0  # for another export to the same folder
 
 FORMATS = {name: Format(tuple(files), pkgutil.resolve_name(writer)) for name, (writer, *files) in EXPORT_FORMATS.items()}
 
@@ -108,7 +108,7 @@ def _rows(output: str, wanted: Wanted, name: str, sort: bool) -> Iterator[dict[s
 def _put(staged: str, to: str, formats: Sequence[str]) -> None:
     """Gives the files of formats their names; files of one format are never of two exports, however this ends."""
     files = [name for each in dict.fromkeys(formats) for name in FORMATS[each].files]
-    with locked(to, "export", wait_s=_WAIT_SECONDS, what="export"):
+    with locked(to, "export", wait_s=WAIT_SECONDS, what="export"):
         later = [f"{to}/{name}" for each in formats for name in FORMATS[each].files[1:]]
         delete_files(later)
         sync(folders_of(later))

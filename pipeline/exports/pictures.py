@@ -21,6 +21,7 @@ from models.base.progress import shown
 from models.evaluate.detection_rows import ImageRow
 from pipeline.config.sections import DetectConfig
 from pipeline.errors import FullError, InputError, OutputError, is_full
+from pipeline.exports.exports import WAIT_SECONDS
 from pipeline.exports.write_labels import short_name
 from pipeline.failures import Failure
 from pipeline.feed.decode import decode_image
@@ -29,13 +30,15 @@ from pipeline.log_lines import console, plural, say
 from pipeline.records import DetectedImage, Detections, ImageRef, identity_hash
 from pipeline.report.annotate import annotate, marked_jpeg
 from pipeline.results.layout import MADE_BY
-from pipeline.storage.files import UNFINISHED, write_files
+from pipeline.results.lock import locked
+from pipeline.storage.files import UNFINISHED, delete_files, move_files, sync, write_files
 from pipeline.storage.web import without_query
 
 _THREADS = min(4, os.cpu_count() or 1)
 AHEAD = 4 * _THREADS  # images in flight
 _MARK_BYTES = 4096  # the mark is in the first bytes of a picture
 _CROP_QUALITY = 95
+_NEW = "new"  # folder of crops that are to replace others
 _JPEG_SIDE = 65_500  # pixels
 _FAR = 1e9  # pixels; float32 has room for it
 _UNSAFE = re.compile(r'^[.-]|[/\\:*?"<>|]')
@@ -50,6 +53,7 @@ class Pictures:
     Attributes:
       annotate: Folder for each image with its objects drawn; empty: none.
       crops: Folder for each object, as `<class>/<image>-<number>-<confidence>.jpg`; empty: none.
+      replace: Whether the crops replace all earlier ones in their folder once they are complete; without `annotate`.
       margin: What to add to a crop on each side, as a share of its box.
       min_confidence: Objects of a lower confidence are left out.
       classes: Names of classes; of others no object counts. Empty: all count.
@@ -59,6 +63,7 @@ class Pictures:
 
     annotate: str = ""
     crops: str = ""
+    replace: bool = False
     margin: float = 0.0
     min_confidence: float = 0.0
     classes: tuple[str, ...] = ()
@@ -105,11 +110,33 @@ def write_pictures(source: str, given: Sequence[ImageRow], pictures: Pictures) -
                         counts += made
                     else:
                         failures.append(made)
+            if pictures.replace and (counts["crops"] or not failures):
+                with locked(os.path.dirname(pictures.crops), "export", wait_s=WAIT_SECONDS, what="export"):
+                    _replace_crops(f"{staging[pictures.crops]}/{_NEW}", pictures.crops)
     except OSError as err:  # of writing; an image that cannot be read is a failure
         if is_full(err):
             raise FullError.of(err, " and ".join(folders)) from err
         raise OutputError(f"{' and '.join(folders)}: expected a folder that can be written, but: {err}") from err
     return _report(pictures, counts, failures)
+
+
+def _replace_crops(new: str, crops: str) -> None:
+    """Puts new crops in the place of all earlier ones; they are never mixed, however this ends."""
+    earlier = [path for path in _of_classes(crops) if _may_be_written(path)]
+    delete_files(earlier)
+    classes = {os.path.dirname(path) for path in earlier}
+    sync(classes)
+    move_files({path: f"{crops}/{os.path.relpath(path, new)}" for path in _of_classes(new)})
+    for folder in classes:  # one without a picture is an error for torchvision's ImageFolder
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
+
+
+def _of_classes(folder: str) -> list[str]:
+    """The files that end with .jpg in the folders of a folder; links lead elsewhere."""
+    classes = [each.path for each in os.scandir(folder) if each.is_dir(follow_symlinks=False)] if os.path.isdir(folder) else []
+    files = (each for place in classes for each in os.scandir(place) if each.is_file(follow_symlinks=False))
+    return [each.path for each in files if each.name.endswith(".jpg")]
 
 
 def _wanted(source: str, pictures: Pictures, rows: Sequence[ImageRow]) -> list[ImageRow]:
@@ -157,9 +184,9 @@ def _write_pictures(
         made["annotate"] = {f"{name}.jpg": annotate(_detected(row, kept, (width, height)), pixels)}
     for kind, contents in made.items():
         folder = getattr(pictures, kind)
-        paths = {os.path.join(folder, path): content for path, content in contents.items()}
-        free = {path: content for path, content in paths.items() if _may_be_written(path)}
-        write_files(free, staging[folder])
+        free = {path: content for path, content in contents.items() if _may_be_written(os.path.join(folder, path))}
+        place = f"{staging[folder]}/{_NEW}" if pictures.replace else folder
+        write_files({os.path.join(place, path): content for path, content in free.items()}, staging[folder])
         counts[kind] += len(free)
         counts["in_the_way"] += len(contents) - len(free)
     return counts

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from pipeline.commands import export
 from pipeline.exports import exports
@@ -138,3 +139,52 @@ def test_of_two_exports_at_once_all_files_are_of_one(out, monkeypatch):
     exports.export(out, ["coco"], exports.Wanted(version="7"))
     second[0].join()
     assert codes == [3] and of_export(f"{out}/exports") == {"results": 1, "images": 1, "annotations": 1}
+
+
+def crops_of(folder):
+    return {str(path.relative_to(folder)) for path in Path(folder, "exports/crops").rglob("*") if path.is_file()}
+
+
+@log_lines()
+def test_crops_of_two_exports_are_never_mixed_and_other_files_stay(tmp_path, monkeypatch, capsys):
+    """Crops of rows that no longer count trained an ImageFolder; the worst moments are those between two names."""
+    out, photo, gone = f"{tmp_path}/out", f"{tmp_path}/a.png", f"{tmp_path}/b.png"
+    for path in (photo, gone):
+        Image.new("RGB", (640, 480)).save(path)
+    write_rows(out, [detected(photo), detected(gone)], made_at=1.0)
+    write_rows(out, [person(photo, OTHER)], version=OTHER, made_at=2.0)
+    old, new = (["--format", "crops", "--model-version", version] for version in "78")
+    assert export.main([out, *old]) == 0, capsys.readouterr().err
+    first, others = crops_of(out), {"exports/crops/cat/mine.jpg", "exports/crops/notes.txt"}
+    assert {os.path.dirname(path) for path in first} == {"exports/crops/cat"} and len(first) == 2
+    for path in others:
+        Path(out, path).write_bytes(b"mine")
+    replace, stops = os.replace, 0
+    while True:
+        stops += 1
+        left = stops
+
+        def stopping(source, target):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+            return replace(source, target)
+
+        monkeypatch.setattr(os, "replace", stopping)
+        code = export.main([out, *new])
+        monkeypatch.setattr(os, "replace", replace)
+        now = crops_of(out) - others
+        assert now in (first, set()) or not now & first, stops
+        if code == 0:
+            break
+        assert code == 130
+        assert export.main([out, *old]) == 0
+    assert stops > 2 and crops_of(out) == now | others and {os.path.dirname(path) for path in now} == {"exports/crops/person"}
+    Path(out, "exports/crops/cat/mine.jpg").unlink()
+    assert export.main([out, *old]) == 0
+    assert sorted(os.listdir(f"{out}/exports/crops")) == ["cat", "notes.txt"], "a class without crops is no class"
+    os.remove(photo)
+    os.remove(gone)
+    assert export.main([out, *new]) == 1
+    assert crops_of(out) == first | {"exports/crops/notes.txt"}, "without any image there is no export"
