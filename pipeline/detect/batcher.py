@@ -4,11 +4,13 @@
                               -> pads it to an allowed size -> engine -> each caller gets its part of the outputs
 
 A batch that runs out of memory is divided, and its size is not used again. A batch that fails is repeated image by image, so that
-one image fails no other. After an image that fails alone comes a blank one. If that fails too, the device is to blame.
+one image fails no other. After an image that fails alone comes a blank one. If that fails too, the device is to blame: all images
+of the batch fail with it, and those that come later no longer wait for it until it has run something.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import queue
 import threading
@@ -70,6 +72,7 @@ class Batcher:
         self._waiting: deque[_Part] = deque()
         self._images = 0  # that wait
         self._closed = False
+        self._has_failed = False  # the device, for longer than it may take to work again
         self._threads = [
             threading.Thread(target=self._work, name=f"batch {n}", daemon=True) for n in range(engine.concurrent_batches)
         ]
@@ -146,6 +149,8 @@ class Batcher:
     def mixes_images(self) -> bool:
         """Whether the output for an image depends on the other images of its batch, or a batch fails where one image does not.
 
+        False, too, on a device that fails on everything, which tells nothing of the model.
+
         It compares two images beside each other with each beside its copy, in batches of one size: between sizes, the last digits
         differ. A difference counts only if the same batch gives the same output again. All boxes are compared: noise may have no
         candidates.
@@ -161,7 +166,9 @@ class Batcher:
                 if not _alike(mixed, alone, n) and _alike(alone, self._filled_batch(pair[[n, n]]), n):
                     return True
         except ModelFailed:
-            return True
+            with contextlib.suppress(ModelFailed):
+                self._run_engine(_padded(pair[:1], self._sizes[0]))
+                return True
         return False
 
     def close(self) -> None:
@@ -219,24 +226,23 @@ class Batcher:
             self._changed.notify()
         return taken
 
-    def _run_batch(self, parts: Sequence[_Part]) -> None:
-        """Runs one batch and answers the requests of its parts; never raises."""
+    def _run_batch(self, parts: Sequence[_Part]) -> DeviceFailedError | None:
+        """Runs one batch and answers the requests of its parts; never raises. Returns why the device fails, if it does."""
         count = sum(part.images for part in parts)
         size = next((size for size in self._sizes if size >= count), self._sizes[-1])
         try:
             if count > size:  # another thread has dropped the size for which it was taken
-                self._run_in_sizes(parts, size)
-                return
+                return self._run_in_sizes(parts, size)
             self._answer(parts, size)
         except (OutOfMemory, ModelFailed) as err:
             if isinstance(err, OutOfMemory) and self._drop_sizes_from(size):
-                self._run_in_sizes(parts, self._sizes[-1])
-            elif count > 1:
-                self._run_in_sizes(parts, 1)
-            else:
-                self._blame(parts, size)
+                return self._run_in_sizes(parts, self._sizes[-1])
+            if count > 1:
+                return self._run_in_sizes(parts, 1)
+            return self._blame(parts, size)
         except BaseException as err:  # noqa: BLE001  whatever an engine raises is for those who wait
             _fail(parts, err)
+        return None
 
     def _answer(self, parts: Sequence[_Part], size: int) -> None:
         """Runs one batch and answers the requests of its parts; raises what the engine raises."""
@@ -251,13 +257,15 @@ class Batcher:
             part.answers.put(Outputs(part.start, part.stop, arrays, None, *led))
             first += part.images
 
-    def _blame(self, parts: Sequence[_Part], size: int) -> None:
-        """Answers for one image that has failed alone: with its outputs if the device failed only then; never raises."""
+    def _blame(self, parts: Sequence[_Part], size: int) -> DeviceFailedError | None:
+        """As `_run_batch`, for one image that has failed alone: its outputs come if the device failed only then."""
         try:
             self._check_device(size)
             self._answer(parts, size)
         except BaseException as err:  # noqa: BLE001  of the image, where the device is sound
             _fail(parts, err)
+            return err if isinstance(err, DeviceFailedError) else None
+        return None
 
     def _check_device(self, size: int) -> None:
         """Runs a blank image, which every model in use can; waits for a device that may come back, as a server may.
@@ -271,7 +279,8 @@ class Batcher:
             try:
                 self._run_engine(np.zeros((size, *self._input_hw, 3), np.uint8))
             except (OutOfMemory, ModelFailed) as err:
-                if time.monotonic() >= until:
+                if self._has_failed or time.monotonic() >= until:
+                    self._has_failed = True
                     raise DeviceFailedError(
                         f"the device failed, and no image is to blame: the model runs on no blank image either: {err}; "
                         "the same command does the rest, perhaps on another device"
@@ -285,11 +294,15 @@ class Batcher:
             time.sleep(wait_s)
             wait_s, is_first = min(2 * wait_s, _LONGEST_WAIT_S), False
 
-    def _run_in_sizes(self, parts: Iterable[_Part], most: int) -> None:
+    def _run_in_sizes(self, parts: Iterable[_Part], most: int) -> DeviceFailedError | None:
+        failure = None
         for part in parts:
-            while part.images:
+            while part.images and not failure:
                 now, part = part.divided(most)  # noqa: PLW2901  what is left of it
-                self._run_batch([now])
+                failure = self._run_batch([now])
+            if failure and part.images:
+                _fail([part], failure)
+        return failure
 
     def _run_engine(
         self, pixels: np.ndarray, run: Callable[[np.ndarray], Mapping[str, np.ndarray]] | None = None
@@ -301,6 +314,7 @@ class Batcher:
         for name, array in outputs.items():
             if array.shape[:1] != (len(pixels),):
                 raise ModelFailed(f"expected {name} of {len(pixels)} images from the model, got an array of shape {array.shape}")
+        self._has_failed = False
         return outputs
 
     def _drop_sizes_from(self, size: int) -> bool:

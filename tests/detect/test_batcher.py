@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -199,6 +200,38 @@ def test_a_device_that_may_come_back_is_waited_for(batched, recovers_s, raised):
         assert [mean for mean, _ in ask(batcher, [3])] == [3]
 
 
+@pytest.mark.parametrize("together", [1, 8])
+def test_all_that_waits_for_a_device_that_stays_away_waits_once_and_a_later_call_finds_it_back(batched, together, monkeypatch):
+    """Images of one batch, and batches of other threads. A model server may be away for ten minutes."""
+    waited, now = [], [0.0]
+
+    def sleep(seconds):
+        waited.append(seconds)
+        now[0] += seconds
+
+    def fail(pixels):
+        raise ModelFailed("INTERNAL")
+
+    batcher = batched(engine := Means((1, 8), 1), 0.0)
+    engine.recovers_s, engine.run = 600.0, fail
+    with monkeypatch.context() as clock, ThreadPoolExecutor(8 // together) as pool:
+        clock.setattr("pipeline.detect.batcher.time", types.SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+        asked = [pool.submit(batcher.run, pixels_of(range(together))) for _ in range(8 // together)]
+        assert {type(call.exception()) for call in asked} == {DeviceFailedError}
+    assert 600.0 <= sum(waited) < 602.0
+    del engine.run
+    assert [mean for mean, _ in ask(batcher, [3, 4])] == [3, 4]
+    failures = iter(range(4))
+
+    def fail_for_a_while(pixels):
+        if next(failures, None) is not None:
+            raise ModelFailed("INTERNAL")
+        return Means.run(engine, pixels)
+
+    engine.run = fail_for_a_while
+    assert [mean for mean, _ in ask(batcher, [3, 4])] == [3, 4]  # it is waited for again
+
+
 def test_an_image_for_which_alone_memory_does_not_suffice_is_not_the_models(batched):
     """As a large one of a model that takes any size; a blank one fits."""
 
@@ -225,6 +258,16 @@ def test_an_image_that_breaks_the_model_breaks_no_other(batched, together, broke
     assert batcher.batch_sizes == (1, 2, 4, 8)
 
 
+class Sick(Means):
+    """Fails on everything after the first batch."""
+
+    def run(self, pixels):
+        found = super().run(pixels)
+        if len(self.ran) > 1:
+            raise ModelFailed("CUDA_ERROR_ILLEGAL_ADDRESS")
+        return found
+
+
 @pytest.mark.parametrize(("kind", "mixes"), [(Means, False), (BatchMeans, True), (OneReply, True)])
 def test_a_model_that_mixes_the_images_of_a_batch_gets_them_alone(batched, kind, mixes):
     batcher = batched(engine := kind((1, 2, 4)))
@@ -233,6 +276,10 @@ def test_a_model_that_mixes_the_images_of_a_batch_gets_them_alone(batched, kind,
     engine.ran.clear()
     ask(batcher, range(7), 7)
     assert (batcher.batch_sizes, batcher.images_in_flight, engine.sizes) == ((1,), 3, [1] * 7)
+
+
+def test_a_device_that_fails_on_everything_is_not_a_model_that_mixes_images(batched):
+    assert not batched(Sick((1, 2, 4))).mixes_images()
 
 
 def test_a_model_of_a_fixed_batch_that_mixes_images_gets_each_with_copies_of_itself(batched):
