@@ -31,7 +31,7 @@ from pipeline.detect.model_arrays import (
     split_outputs,
 )
 from pipeline.detect.tensorflow_internals import freeze
-from pipeline.detect.tensorflow_setup import configure_tensorflow, forget_what_xla_compiled
+from pipeline.detect.tensorflow_setup import configure_tensorflow, xla_cache_set_aside
 from pipeline.detect.versions import first_line
 from pipeline.errors import ModelError
 
@@ -89,9 +89,12 @@ def _compiled(traced: TracedModel, folder: str, detect: DetectConfig, *, gpu: bo
         try:
             return _compiled_for(traced, sizes), ""
         except tf.errors.OpError as err:
-            if "unsupported" in err.message or not forget_what_xla_compiled():
+            if "unsupported" in err.message:
                 raise
-            return _compiled_for(traced, sizes), ""  # a file of its cache was damaged
+            with xla_cache_set_aside() as had_files:
+                if not had_files:
+                    raise
+                return _compiled_for(traced, sizes), ""  # a file of its cache was damaged
     except (tf.errors.OpError, ValueError) as err:
         return None, f"model {folder}: XLA cannot compile it, so it runs as it is: {_why_not(err)}"
 

@@ -8,6 +8,8 @@ import importlib.metadata
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from models.base.quiet import gc_paused, quiet_stderr
@@ -81,13 +83,29 @@ def _keep_what_xla_compiles() -> None:
         os.environ[_XLA_FLAGS] = f"{os.environ.get(_XLA_FLAGS, '')} {_XLA_CACHE}{folder}".strip()
 
 
-def forget_what_xla_compiled() -> bool:
-    """Empties XLA's cache, so that it compiles anew; False if it has none in the user's cache."""
+@contextlib.contextmanager
+def xla_cache_set_aside() -> Iterator[bool]:
+    """Takes the files out of XLA's cache, so that it compiles anew; if that raises, too, they were sound, and come back.
+
+    Yields whether there are any, in a cache that lies in the user's.
+    """
     folder = os.environ.get(_XLA_FLAGS, "").partition(_XLA_CACHE)[2].partition(" ")[0]
     if not folder.startswith(os.path.join(cache_folder(), "")):
-        return False
-    keep_newest(folder, "*", 0)
-    return True
+        yield False
+        return
+    with tempfile.TemporaryDirectory(prefix="aside-", dir=os.path.dirname(folder), ignore_cleanup_errors=True) as aside:
+        _move_files(folder, aside)
+        try:
+            yield bool(os.listdir(aside))
+        except BaseException:
+            _move_files(aside, folder)
+            raise
+
+
+def _move_files(source: str, target: str) -> None:
+    for file in Path(source).glob("*"):
+        with contextlib.suppress(OSError):  # another process may have taken it
+            file.replace(Path(target, file.name))
 
 
 def uses_gpu() -> bool:
