@@ -77,7 +77,7 @@ def source_of(config: Config, done: DoneRows | None = None, worker_context: Work
 
 def dead_letter_replay(config: Config) -> DeadLetterReplay:
     """How the dead letters of a results folder are tried again."""
-    return DeadLetterReplay(config.replayed, config.stream.allow_uri_prefix, replay_message)
+    return DeadLetterReplay(config.replayed, config.stream.allow_uri_prefix, replay_message, config.again)
 
 
 def sink_of(config: Config, run: Run, version: RowVersion, worker_context: WorkerContext | None = None) -> WriteShards:

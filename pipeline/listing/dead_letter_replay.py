@@ -18,7 +18,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from pipeline.extra_fields import extra_columns, extra_text
-from pipeline.failures import REASONS, ImageError, one_line
+from pipeline.failures import FOR_GOOD, REASONS, ImageError, one_line
 from pipeline.listing.allowed import may_name, refusal
 from pipeline.records import INLINE, DeadLetter, EncodedImage, Image, ImageRef, row_bytes
 from pipeline.results.layout import DEAD_LETTERS
@@ -46,11 +46,13 @@ class DeadLetterReplay:
       output: The results folder.
       folders: Folders below which a dead letter may name images.
       parse: Parses a dead letter as a stream's message that may name these; see `pipeline.stream.messages.replay_message`.
+      again: Whether messages that are refused for good are tried, too: each replay would give them new dead letters.
     """
 
     output: str
     folders: Sequence[str]
     parse: Callable[[bytes, Sequence[str]], Iterable[Replayed]]
+    again: bool = False
 
     def refs_in_results(self) -> Iterator[ImageRef]:
         """The images that the dead letters name; last, if any carries its image, a ref for all that do."""
@@ -103,10 +105,15 @@ class DeadLetterReplay:
         uri, record = _text(letter["image"].get("uri")), _text(letter.get("record"))
         name = record or uri
         if not name or letter["stage"] == "message" or "payload_base64" in letter:
-            return self.parse(row_bytes(letter), self.folders)
+            parsed = self.parse(row_bytes(letter), self.folders)
+            return parsed if self.again else [each for each in parsed if not _is_refused_for_good(each)]
         ref = ImageRef(name, extra=extra_text(extra_columns((), {"extra": letter.get("extra")})))
         allowed = may_name(name, self.folders) and not are_letters(name)
         return (ref if allowed else refusal(name, self.folders).dead_letter(replace(ref, uri=uri, record=record)),)
+
+
+def _is_refused_for_good(each: Replayed) -> bool:
+    return isinstance(each, DeadLetter) and each.stage == "message" and each.reason in FOR_GOOD
 
 
 def are_letters(name: str) -> bool:

@@ -13,15 +13,15 @@ from pipeline.results.compact import compact
 from pipeline.results.layout import DEAD_LETTERS
 from pipeline.results.rows import dead_letters_table
 from pipeline.results.shards import write_shard
-from pipeline.stream.messages import replay_message
+from pipeline.stream.messages import Message, parse_message, replay_message
 from tests.shard_rows import VERSION, write_rows
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 40
 PICTURE = DeadLetter(ImageRef("inline:cam.png", "ab12", extra='{"camera": 7}'), "detect", "model_failed", "no", PNG)
 
 
-def replay_of(output, *folders):
-    return DeadLetterReplay(f"{output}", folders, replay_message)
+def replay_of(output, *folders, again=False):
+    return DeadLetterReplay(f"{output}", folders, replay_message, again)
 
 
 def letter(uri="", stage="read", reason="not_found", payload=b"", **more):
@@ -56,7 +56,19 @@ def test_named_images_are_read_by_name_and_carried_ones_from_their_row(tmp_path)
     images = [each for each in opened if isinstance(each, EncodedImage)]
     assert [(image.ref.uri, image.ref.extra, image.content) for image in images] == [("inline:cam.png", '{"camera": 7}', PNG)]
     dead = [(each.ref.uri, each.reason) for each in opened if isinstance(each, DeadLetter)]
-    assert dead == [("gs://other/d.png", "not_allowed"), ("", "bad_json"), ("elsewhere/e.png", "not_allowed")]
+    assert dead == [("gs://other/d.png", "not_allowed"), ("elsewhere/e.png", "not_allowed")]
+    _, opened = outcomes(replay_of(tmp_path, "in", again=True))
+    assert [each.reason for each in opened if isinstance(each, DeadLetter)] == ["not_allowed", "bad_json", "not_allowed"]
+
+
+@pytest.mark.parametrize("data", ["{", "hello", '{"images":[]}', '{"uri":5}', "[1, 2]", '{"bytes":"!!!"}'])
+def test_a_message_that_is_refused_for_good_is_left_out(tmp_path, data):
+    """A nightly replay would else fail for ever after one malformed message, and add its dead letters anew."""
+    letters = parse_message(Message(data.encode()), ("in",)).dead_letters
+    write_rows(f"{tmp_path}", letters=letters)
+    assert outcomes(replay_of(tmp_path, "in")) == ([], [])
+    _, opened = outcomes(replay_of(tmp_path, "in", again=True))
+    assert [each.stage for each in opened] == ["message"] * len(letters)
 
 
 def test_a_compaction_that_takes_a_shard_away_loses_no_letter(tmp_path):
