@@ -32,8 +32,8 @@ class Labels:
       image_ids: Ids of the images in COCO results.
       file_names: Their paths.
       sizes_wh: `(images, 2)` pixels; 0 if unknown.
-      category_ids: Ids of the classes in COCO results, ascending.
-      class_names: Their names.
+      category_ids: Ids of the categories in COCO results, ascending, each with the place of its class.
+      class_names: Names of the classes, each once: categories of one name are one class.
       objects: The objects, whose images and classes are places in these lists.
       are_shares: Whether boxes are shares of the image, as those of YOLO.
       without_endings: Whether file names have no ending, as those of YOLO and Pascal VOC.
@@ -42,7 +42,7 @@ class Labels:
     image_ids: Sequence[Any]
     file_names: Sequence[str]
     sizes_wh: Ints
-    category_ids: Sequence[Any]
+    category_ids: Mapping[Any, int]
     class_names: Sequence[str]
     objects: Boxes
     are_shares: bool = False
@@ -93,14 +93,15 @@ def read_truth(source: TruthSource) -> Labels:
 def _coco(content: Any) -> Labels:
     try:
         images, categories = (sorted(content[key], key=lambda one: one["id"]) for key in ("images", "categories"))
-        places, classes = ({one["id"]: n for n, one in enumerate(listed)} for listed in (images, categories))
+        places = {image["id"]: n for n, image in enumerate(images)}
+        classes, names = _merged((one["id"], str(one["name"])) for one in categories)
         known = [one for one in content["annotations"] if one["image_id"] in places and one["category_id"] in classes]
         labels = Labels(
             image_ids=[image["id"] for image in images],
             file_names=[str(image["file_name"]) for image in images],
             sizes_wh=np.array([(image.get("width") or 0, image.get("height") or 0) for image in images], np.int64),
-            category_ids=[category["id"] for category in categories],
-            class_names=[str(category["name"]) for category in categories],
+            category_ids=classes,
+            class_names=names,
             objects=_boxes(
                 [places[one["image_id"]] for one in known],
                 [classes[one["category_id"]] for one in known],
@@ -115,6 +116,16 @@ def _coco(content: Any) -> Labels:
     if not images or not categories:
         raise RowsError("ground truth: expected at least one image and one category")
     return labels
+
+
+def _merged(categories: Iterable[tuple[Any, str]]) -> tuple[dict[Any, int], list[str]]:
+    """The place of the class of each category, and the names of the classes; those without a name have their ids.
+
+    >>> _merged([(1, "cat"), (2, "dog"), (7, "cat")])
+    ({1: 0, 2: 1, 7: 0}, ['cat', 'dog'])
+    """
+    names: dict[str, int] = {}
+    return {number: names.setdefault(name or str(number), len(names)) for number, name in categories}, list(names)
 
 
 def _boxes(
@@ -144,13 +155,14 @@ def _of_files(files: Sequence[_File], class_names: Sequence[str], *, are_shares:
     if most >= len(class_names):
         raise RowsError(f"the labels have class {most}, and only {len(class_names)} names: {', '.join(class_names[:5])}")
     boxes, crowd = [one.xywh for _, one in found], [one.is_crowd for _, one in found]
+    places, class_names = _merged(enumerate(class_names))
     return Labels(
         image_ids=range(len(files)),
         file_names=[file.image for file in files],
         sizes_wh=np.array([file.size_wh for file in files], np.int64),
-        category_ids=range(len(class_names)),
+        category_ids=places,
         class_names=class_names,
-        objects=_boxes([n for n, _ in found], classes, boxes, crowd, [None] * len(found)),
+        objects=_boxes([n for n, _ in found], [places[number] for number in classes], boxes, crowd, [None] * len(found)),
         are_shares=are_shares,
         without_endings=True,
     )

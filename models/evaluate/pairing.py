@@ -126,7 +126,7 @@ def _find_image(uri: str, labels: Labels, by_name: Mapping[str, Sequence[int]], 
 
 def _pair_ids(found: Iterable[tuple[str, int]], labels: Labels) -> tuple[dict[tuple[str, int], int], str]:
     """Classes whose numbers are ids of categories."""
-    places = {category_id: place for place, category_id in enumerate(labels.category_ids)}
+    places = labels.category_ids
     return {(name, number): places[number] for name, number in found if number in places}, "category_id"
 
 
@@ -153,16 +153,20 @@ def _pair_classes(found: collections.Counter[tuple[str, int]], labels: Labels) -
     if all(name == f"class {number + 1}" for name, number in found) and 0 not in labels.category_ids:
         by_id, how = _pair_ids([(name, number + 1) for name, number in found], labels)
         return {(name, number - 1): place for (name, number), place in by_id.items()}, how
-    by_place = {(name, number): number for name, number in found if 0 <= number < len(labels.class_names)}
+    of_categories = [*labels.category_ids.values()]
+    by_place = {(name, number): of_categories[number] for name, number in found if 0 <= number < len(of_categories)}
     by_id, how = _pair_ids(found, labels)
     of_places, of_ids = (sum(found[named] for named in classes) for classes in (by_place, by_id))
     return (by_id, how) if of_ids > of_places else (by_place, "class_id")
 
 
 def _named_by(classes: Mapping[tuple[str, int], int], labels: Labels) -> Labels:
-    """Labels whose classes are only numbers, with the names that the rows have for these."""
+    """Labels whose classes are only numbers, with the names that the rows have for these, each once."""
     names = {place: name for (name, _), place in classes.items() if name}
-    return dataclasses.replace(labels, class_names=[names.get(place, name) for place, name in enumerate(labels.class_names)])
+    named = [names.get(place, name) for place, name in enumerate(labels.class_names)]
+    times = collections.Counter(named)
+    unique = [name if times[name] == 1 else f"{name} ({number})" for name, number in zip(named, labels.class_names, strict=True)]
+    return dataclasses.replace(labels, class_names=unique)
 
 
 def _only_numbers(names: Sequence[str]) -> bool:

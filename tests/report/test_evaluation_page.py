@@ -85,6 +85,23 @@ def test_the_confusion_matrix_has_every_class_that_occurs_before_it_leaves_one_o
     assert ("Only the classes with the most errors." in shown) == left_out
 
 
+@pytest.mark.parametrize("labelled", ["cat", "1"], ids=["of the labels", "of the rows, for labels without names"])
+def test_each_class_of_the_page_has_a_name_of_its_own_and_categories_of_one_name_are_one_class(tmp_path, labelled):
+    """The page ended with an error of zip(), and every object of the second category was a miss."""
+    categories = [
+        {"id": 1, "name": labelled},
+        {"id": 2, "name": "dog" if labelled == "cat" else "2"},
+        {"id": 7, "name": labelled},
+    ]
+    boxes = [(0, 1, [10, 10, 100, 100]), (1, 7, [10, 10, 100, 100]), (0, 2, [300, 10, 100, 100])]
+    second = found("dog" if labelled == "cat" else "cat", (300, 10, 400, 110), class_id=1)
+    rows = [row("a.jpg", found(), second), row("b.jpg", found(class_id=2))]
+    page = page_of(tmp_path, rows, truth(["a.jpg", "b.jpg"], boxes, categories), "--json", f"{tmp_path}/figures.json")
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["AP"] == pytest.approx(1) and len(figures["per_class"]) == 2
+    assert "recall 1.000, 2 objects" in text(page) and "recall 1.000, 1 object" in text(page)
+
+
 def test_the_figures_of_the_page_are_those_of_the_command(errors, capsys):
     page = page_of(*errors, "--json", str(errors[0] / "figures.json"))
     figures = json.loads((errors[0] / "figures.json").read_text())
