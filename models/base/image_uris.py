@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 
 _ARCHIVE = re.compile(r"(.*?\.(?:zip|tar|tgz|tbz2?|txz|tar\.(?:gz|bz2|xz)))(?:#(.+))?", re.IGNORECASE | re.DOTALL)
@@ -28,3 +29,13 @@ def video_frame(name: str) -> tuple[str, int | None] | None:
     if not found:
         return None
     return found[1], int(found[2] + (found[3] or "").ljust(3, "0")) if found[2] else None
+
+
+def without_ending(name: str) -> str:
+    """The name of an image without its ending; the time of a frame is none.
+
+    >>> without_ending("a/b.c.jpg"), without_ending("a.mp4#t=12.480"), without_ending("a.mp4#t=12.480.txt")
+    ('a/b.c', 'a.mp4#t=12.480', 'a.mp4#t=12.480')
+    """
+    _, time_ms = video_frame(name) or ("", None)
+    return posixpath.splitext(name)[0] if time_ms is None else name

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
+from models.base.image_uris import without_ending
 from models.base.progress import shown
 from models.base.project import pip_install
 from models.class_names import read_class_names
@@ -281,14 +282,14 @@ def _images_in(folder: Path) -> list[Path]:
 
 def _label_of(image: Path) -> Path:
     """Ultralytics' rule: the last `images` of the path becomes `labels`."""
-    parts = list(image.with_suffix(".txt").parts)
+    parts = list(Path(f"{without_ending(image.as_posix())}.txt").parts)
     if "images" in parts[:-1]:
         parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
     return Path(*parts)
 
 
 def _without_ending(path: Path, top: Path) -> str:
-    return (path.relative_to(top) if path.is_relative_to(top) else path).with_suffix("").as_posix()
+    return without_ending((path.relative_to(top) if path.is_relative_to(top) else path).as_posix())
 
 
 def _voc(folder: Path, paths: Sequence[Path]) -> Labels:

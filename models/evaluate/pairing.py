@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from models.base.image_uris import video_frame
+from models.base.image_uris import without_ending
 from models.evaluate.agreement import Match
 from models.evaluate.detection_rows import ImageRow, RowsError, one_of, unpacked
 from models.evaluate.ground_truth import Labels
@@ -109,8 +109,7 @@ def _pair_images(rows: Sequence[ImageRow], labels: Labels, match: Match) -> tupl
 
 def _find_image(uri: str, labels: Labels, by_name: Mapping[str, Sequence[int]], match: Match) -> int | None:
     path = unpacked(uri)
-    _, time_ms = video_frame(path) or ("", None)
-    path = "/" + (posixpath.splitext(path)[0] if labels.without_endings and time_ms is None else path).strip("/")
+    path = "/" + (without_ending(path) if labels.without_endings else path).strip("/")
     images = by_name.get(posixpath.basename(path), ())
     if match == "path" or len(images) > 1:
         named = {place: unpacked(labels.file_names[place]).strip("/") for place in images}

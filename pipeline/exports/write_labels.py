@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 import yaml
 
-from models.base.image_uris import video_frame
+from models.base.image_uris import without_ending
 from pipeline.exports.data_set import WHOLE_NAMES, Box, DataSet, clip
 from pipeline.records import identity_hash
 
@@ -109,8 +109,8 @@ def _add(archive: zipfile.ZipFile, name: str, text: str) -> None:
 def _free_name(archive: zipfile.ZipFile, pattern: str, name: str) -> str:
     """A name for an image's label that no other label has: 1.jpg and 1.png may lie in one folder, and an image come twice."""
     of_image = _path_of(name)
-    _, time_ms = video_frame(of_image) or ("", None)
-    stem, kind = posixpath.splitext(of_image) if time_ms is None else (of_image, "")  # 12.480 has no ending
+    stem = without_ending(of_image)
+    kind = of_image.removeprefix(stem)
     while pattern.format(stem) in archive.NameToInfo:
         stem, kind = f"{stem}{kind or '_'}", ""
     return pattern.format(stem)

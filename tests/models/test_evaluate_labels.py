@@ -169,7 +169,9 @@ def test_labels_that_the_pipeline_wrote_for_frames_and_members_are_labels_of_the
     with zipfile.ZipFile(tmp_path / "rows.yolo.zip") as archive:
         assert {f"labels/x/{name.removesuffix('.jpg')}.txt" for name in names.values()} < {*archive.namelist()}
         archive.extractall(tmp_path)
-    assert evaluate(written, tmp_path / "labels")["AP50"] == pytest.approx(1)
+    for labels in ("labels", "", "data.yaml"):  # the last two list the images by name
+        result = evaluate(written, tmp_path / labels)
+        assert (result["AP50"], result["images"], result["images_without_row"]) == (pytest.approx(1), 3, 0), labels
 
 
 def test_without_its_package_pascal_voc_names_the_extra_in_a_line(tmp_path, monkeypatch):
