@@ -37,6 +37,12 @@ def write_config(tmp_path):
         pytest.param(
             "write: {view: false}", "unknown key 'write.view'; files of rows are Parquet alone; detect-objects rows", id="0.1.0"
         ),
+        pytest.param(
+            "detect:\n  precision: bfloat16\nwrite: {samples: 1}\n'detect': {device: cpu}",
+            "'detect' stands in lines 1 and 4; leave one of them",
+            id="section twice",
+        ),
+        pytest.param("detect: {device: cpu,\n  device: gpu}", "'device' stands in lines 1 and 2", id="key twice"),
         pytest.param("xyzzy: 1", "unknown key 'xyzzy'; python -m pipeline.run --help-all lists all settings", id="nothing near"),
         pytest.param("1: 2", "expected keys that are strings, got 1", id="key that is no text"),
         pytest.param("detect: 5", "detect: expected a section with keys, got 5", id="value for a section"),
@@ -68,6 +74,19 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(write_config, text, messa
     path = write_config(text)
     with pytest.raises(ConfigError, match=f"^[^\n]*{re.escape(path)}[^\n]*{re.escape(message)}[^\n]*$"):
         load_config([path], {})
+
+
+@pytest.mark.parametrize("key", [each.key for each in settings() if each.schema.get("type") in ("integer", "number")])
+def test_yes_is_no_number(write_config, key):
+    section, _, name = key.rpartition(".")
+    path = write_config(f"{section}: {{{name}: yes}}" if section else f"{name}: yes")
+    with pytest.raises(ConfigError, match=f"{key}: expected number, got True"):
+        load_config([path], {})
+
+
+def test_a_key_that_is_merged_in_may_stand_again(write_config):
+    text = "detect: &shared {score_threshold: 0.5, tiles: 640}\nbeam_options: {<<: *shared, tiles: 320}"
+    assert load_config([write_config(text)], {}).beam_options == {"score_threshold": 0.5, "tiles": 320}
 
 
 def test_flags_win_over_the_file_and_the_file_over_defaults(write_config):

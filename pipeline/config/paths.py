@@ -32,6 +32,22 @@ def local_path(text: str) -> str:
     return path if "{date" in path else unquote(path)  # strftime's directives look like escapes
 
 
+class _RepeatedKeyError(Exception):
+    """A section has a key twice, of which PyYAML drops the first one without a word."""
+
+
+class _EachKeyOnce(yaml.SafeLoader):
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in lines and name != "<<":
+                raise _RepeatedKeyError(f"{name[:200]!r} stands in lines {lines[name]} and {line}; leave one of them")
+            lines[name] = line
+        return node
+
+
 def read_yaml(what: str, path: str) -> dict[Any, Any]:
     """The keys of a YAML or JSON file; messages say `what` it is.
 
@@ -40,9 +56,11 @@ def read_yaml(what: str, path: str) -> dict[Any, Any]:
     """
     try:
         with open(local_path(path), encoding="utf-8") as file:
-            tree = yaml.safe_load(file)
+            tree = yaml.load(file, _EachKeyOnce)  # noqa: S506  a SafeLoader
     except OSError as err:
         raise ConfigError(f"{what} {path}: cannot be read ({err.strerror}); give the path of a YAML file") from err
+    except _RepeatedKeyError as err:
+        raise ConfigError(f"{what} {path}: {err}") from err
     except yaml.scanner.ScannerError as err:
         line = (err.problem_mark.line + 1) if err.problem_mark else 0
         if "character '\\t'" in str(err):

@@ -31,6 +31,7 @@ from pipeline.config.mistakes import what_is_wrong
 from pipeline.config.paths import read_yaml
 from pipeline.config.setting import (
     MOST,
+    NO_BOOL,
     Count,
     Device,
     Duration,
@@ -93,7 +94,7 @@ _Webhook = Annotated[SecretStr, AfterValidator(_webhook)]
 _BeamOption = Annotated[Any, AfterValidator(_beam_option)]
 _Input = Annotated[SomePath, AfterValidator(days.check_places)]
 _Text = Annotated[str, BeforeValidator(_text)]
-_Port = Annotated[int, Field(ge=0, le=65535)]
+_Port = Annotated[int, Field(ge=0, le=65535), NO_BOOL]
 
 _OF_TILES = {"tile_overlap": 0.2, "tile_whole": False, "tile_merge": "nms"}  # settings that only images in tiles need
 BUNDLED = "digits"  # the detector that comes with this program
@@ -131,9 +132,9 @@ class ModelConfig:
     )
     # Keys of a description; the docstring of `DetectorMetadata` has what each of them means.
     signature: str | None = None
-    value_range: PairOf[Annotated[float, Field(ge=-MOST, le=MOST)]] | None = None
+    value_range: PairOf[Annotated[float, Field(ge=-MOST, le=MOST), NO_BOOL]] | None = None
     resize: metadata.Resize | None = None
-    letterbox_value: Annotated[int, Field(ge=0, le=255)] | None = None
+    letterbox_value: Annotated[int, Field(ge=0, le=255), NO_BOOL] | None = None
     letterbox_rule: metadata.LetterboxRule | None = None
     antialias: bool | None = None
     channel_order: metadata.ChannelOrder | None = None
@@ -144,7 +145,7 @@ class ModelConfig:
     score_activation: metadata.ScoreActivation | None = None
     box_format: metadata.BoxFormat | None = None
     box_units: metadata.BoxUnits | None = None
-    class_id_offset: Annotated[int, Field(ge=-MOST, le=MOST)] | None = None
+    class_id_offset: Annotated[int, Field(ge=-MOST, le=MOST), NO_BOOL] | None = None
     nms: metadata.Suppressor | None = None
     packed_layout: metadata.JoinedLayout | None = None
 
@@ -176,13 +177,13 @@ class DetectConfig:
         "evaluate",
         identity="rows",
     )
-    tiles: Annotated[int, Field(ge=64, le=MOST)] | None = declare(
+    tiles: Annotated[int, Field(ge=64, le=MOST), NO_BOOL] | None = declare(
         None,
         "cut images larger than the model's input into overlapping squares of so many pixels, detect in each, and merge: for "
         "objects that are small in large photos; default: the model sees each image once",
         identity="rows",
     )
-    tile_overlap: Annotated[float, Field(ge=0.0, le=0.8)] = declare(
+    tile_overlap: Annotated[float, Field(ge=0.0, le=0.8), NO_BOOL] = declare(
         _OF_TILES["tile_overlap"],
         "with tiles: the share of a tile that the next one shows, too; wider than most objects",
         identity="rows",
@@ -218,7 +219,7 @@ class DetectConfig:
     device: Device = declare(
         "auto", "auto, cpu, gpu or gpu:<number>; without a number each process takes the GPU with the fewest processes"
     )
-    gpu_memory_mb: Annotated[int, Field(ge=64, le=MOST)] | None = declare(
+    gpu_memory_mb: Annotated[int, Field(ge=64, le=MOST), NO_BOOL] | None = declare(
         None, "limit of the GPU memory; default: grow as needed"
     )
     batch_sizes: ListOf[Count] = declare(
@@ -234,7 +235,7 @@ class DetectConfig:
     feeder_processes: Threads | None = declare(
         None, "processes that read, decode and fit images; default: one for each core that this process may use"
     )
-    max_megapixels: Annotated[float, Field(ge=0.01, le=MOST)] = declare(
+    max_megapixels: Annotated[float, Field(ge=0.01, le=MOST), NO_BOOL] = declare(
         100.0, "refuse larger images by their header; for JPEG, by the size after scaled decoding", identity="limits"
     )
     scaled_decode: bool = declare(
@@ -270,7 +271,7 @@ class ReadConfig:
 
     read_threads: Threads = declare(16, "images read in parallel from storage, by all feeder processes together")
     max_file_mb: Positive = declare(256.0, "refuse larger files before reading them", identity="limits")
-    fps: Annotated[float, Field(ge=0.001, le=1000.0)] = declare(
+    fps: Annotated[float, Field(ge=0.001, le=1000.0), NO_BOOL] = declare(
         1.0, "frames of a video that are read for each second of it; needs the extra video", applies="batch"
     )
 
@@ -291,7 +292,7 @@ class WriteConfig:
     export: ListOf[ExportFormat] = declare(  # type: ignore[valid-type]
         (), "at the end, export the results in these formats too, as detect-objects export does at any time", applies="batch"
     )
-    samples: Annotated[int, Field(ge=0, le=MOST)] = declare(0, "write this many annotated images under samples/")
+    samples: Annotated[int, Field(ge=0, le=MOST), NO_BOOL] = declare(0, "write this many annotated images under samples/")
 
     @property
     def window_s(self) -> float:
@@ -309,7 +310,7 @@ class StreamConfig:
     )
     dead_letter_topic: str = declare("", "topic for dead letters, which are also written to files", applies="streaming")
     answer_topic: str = declare("", "topic for one answer per request; default: no answers", applies="streaming")
-    answer_deadline_s: Annotated[float, Field(ge=0.1, le=MOST)] = declare(
+    answer_deadline_s: Annotated[float, Field(ge=0.1, le=MOST), NO_BOOL] = declare(
         60.0, "longest time to a request's answer, which then names the missing images", applies="streaming"
     )
     allow_uri_prefix: ListOf[Path] = declare(
@@ -317,7 +318,7 @@ class StreamConfig:
         "folders, each ending with a slash. Streams: the only folders whose images a message may name (default gs://). Batch: "
         "further folders for images named by dead letters and by manifests that a glob found",
     )
-    deduplicate_s: Annotated[float, Field(ge=1.0, le=MOST)] = declare(
+    deduplicate_s: Annotated[float, Field(ge=1.0, le=MOST), NO_BOOL] = declare(
         600.0, "seconds within which each generation of an image gets one result", applies="streaming"
     )
 

@@ -25,13 +25,20 @@ def _listed(value: Any) -> Any:
     return value if isinstance(value, (list, tuple)) else [value]
 
 
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):  # YAML's `yes`, which is 1 for Python
+        raise ValueError("expected number")
+    return value
+
+
+NO_BOOL = BeforeValidator(_no_bool)  # of each number
 Path = Annotated[str, Strict(), AfterValidator(local_path)]  # strict: a file's name need not be UTF-8
 SomePath = Annotated[Path, AfterValidator(_some)]
-Count = Annotated[int, Field(ge=1, le=MOST)]
-Threads = Annotated[int, Field(ge=1, le=1024)]  # a pool starts all of them at once
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Duration = Annotated[float, Field(ge=0.0, le=MOST)]
-Positive = Annotated[float, Field(ge=0.001, le=MOST)]
+Count = Annotated[int, Field(ge=1, le=MOST), NO_BOOL]
+Threads = Annotated[int, Field(ge=1, le=1024), NO_BOOL]  # a pool starts all of them at once
+Share = Annotated[float, Field(ge=0.0, le=1.0), NO_BOOL]
+Duration = Annotated[float, Field(ge=0.0, le=MOST), NO_BOOL]
+Positive = Annotated[float, Field(ge=0.001, le=MOST), NO_BOOL]
 ListOf = Annotated[tuple[Element, ...], BeforeValidator(_listed)]
 PairOf = Annotated[tuple[Element, Element], BeforeValidator(_listed)]
 
