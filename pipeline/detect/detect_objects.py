@@ -187,7 +187,6 @@ class _Chunks:
 
     def __init__(self, detector: Detector):
         self._detector = detector
-        self._chunk_size = detector.chunk_size
         self._images: list[Image] = []
         self._places: list[tuple[Any, Any]] = []
         self._bytes = 0  # of these images
@@ -198,7 +197,7 @@ class _Chunks:
         self._images.append(image)
         self._places.append((timestamp, window))
         self._bytes += _bytes_of(image)
-        is_full = len(self._images) >= self._chunk_size or self._bytes >= _MOST_BYTES
+        is_full = len(self._images) >= self._detector.chunk_size or self._bytes >= _MOST_BYTES
         return self._start() if is_full else ()
 
     def rest(self) -> Iterator[Chunk]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -114,7 +115,10 @@ class Detector:
 
     @property
     def chunk_size(self) -> int:
-        """Most images that are fed and run together: a batch, or one image in tiles, or of a model that takes any size."""
+        """Most images that are fed and run together: a batch, or one image in tiles, or of a model that takes any size.
+
+        A swap may change it.
+        """
         return _chunk_size(self.model, self._tiles)
 
     @property
@@ -194,20 +198,27 @@ class Detector:
         return self._feeder.look_up(locations, seconds)
 
     def start(self, images: Sequence[Image]) -> Future[list[Result]]:
-        """Starts detection in a chunk of at most `chunk_size` images; they end together, with a result for each."""
+        """Starts detection in at least one image; they end together, with a result for each, in their order.
+
+        More than `chunk_size` are fed apart: they may have been collected for a version with larger chunks.
+        """
+        model = self.model
+        size = _chunk_size(model, self._tiles)
+        parts = [self._start(model, images[n : n + size]) for n in range(0, len(images), size)]
+        return parts[0] if len(parts) == 1 else _joined(parts)
+
+    def _start(self, model: LoadedModel, images: Sequence[Image]) -> Future[list[Result]]:
         result: Future[list[Result]] = Future()
         self._under_way.add(result)
         result.add_done_callback(self._under_way.discard)
         started_at = time.time()
-        feeding = self._feed(self._feeder, images, self.model, self._tiles, self._sampler.below())
+        feeding = self._feed(self._feeder, images, model, self._tiles, self._sampler.below())
         feeding.add_done_callback(functools.partial(self._on_fed, started_at, result))
         return result
 
     def detect(self, images: Sequence[Image]) -> list[Result]:
         """Detects in all images; one result for each, in their order."""
-        size = self.chunk_size
-        started = [self.start(images[n : n + size]) for n in range(0, len(images), size)]
-        return [found for chunk in started for found in chunk.result()]
+        return self.start(images).result() if images else []
 
     @staticmethod
     def _feed(
@@ -356,6 +367,23 @@ def limits_of(processes: int, detect: DetectConfig, read: ReadConfig) -> Limits:
 
 def _chunk_size(model: LoadedModel, tiles: Tiles | None) -> int:
     return 1 if tiles or model.metadata.resize == "none" else model.batcher.batch_sizes[-1]
+
+
+def _joined(parts: Sequence[Future[list[Result]]]) -> Future[list[Result]]:
+    """The results of all parts, once the last one has ended."""
+    joined: Future[list[Result]] = Future()
+    left = itertools.count(len(parts) - 1, -1)
+
+    def end(_part: Future[list[Result]]) -> None:
+        if next(left) == 0:
+            try:
+                joined.set_result([found for part in parts for found in part.result()])
+            except BaseException as err:  # noqa: BLE001  the future passes it on
+                joined.set_exception(err)
+
+    for part in parts:
+        part.add_done_callback(end)
+    return joined
 
 
 def _portion(model: LoadedModel) -> int:

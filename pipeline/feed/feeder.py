@@ -86,7 +86,7 @@ class Feeder:
         self._free = list(reversed(range(_MOST_SLOTS)))  # the last one has been used last
         self._busy: set[int] = set()  # all other slots
         self._held: dict[int, int] = {}  # bytes that each slot keeps, also a free one
-        self._any_size_bytes = 0  # of such an image, lately
+        self._any_size_bytes = 0  # of such an image, lately; 0: none is known yet
         self._waiting: deque[Unit] = deque()
         self._questions: deque[Question] = deque()  # that no process has
         self._numbers = itertools.count()
@@ -125,7 +125,7 @@ class Feeder:
         """Starts on a chunk of images; they are in work once memory has room for their pixels.
 
         Args:
-          images: At least one; a single one for a model that takes images of any size, or if images are cut into tiles.
+          images: At least one; exactly one for a model that takes images of any size, or if images are cut into tiles.
           to: How they are fitted.
           sample_below: An image whose identity has a smaller hash gets a thumbnail.
           most_tiles: The most tiles of a portion; there are two portions of an image in memory.
@@ -196,6 +196,11 @@ class Feeder:
                     process = self._start_process(unit)
                 except OSError as err:
                     with self._lock:
+                        if unit:
+                            self._retried.remove(unit)
+                            self._waiting.appendleft(unit)  # for the processes that are there
+                            unit = None
+                            self._hand_out()
                         self._note_failed_start(str(err))
                     continue
                 try:
@@ -264,6 +269,9 @@ class Feeder:
 
     def _take_slot(self, chunk: Chunk) -> bool:
         """Takes the slot that was used last; False while memory has no room for the chunk's pixels."""
+        is_unknown = chunk.to.is_any_size and not self._any_size_bytes
+        if not self._free or (is_unknown and len(self._busy) >= 2):
+            return False
         slot, needed = self._free[-1], self._any_size_bytes if chunk.to.is_any_size else len(chunk.images) * chunk.image_bytes
         held = sum(self._held.values()) + max(needed - self._held.get(slot, 0), 0)
         if held > self.most_bytes:
@@ -354,7 +362,7 @@ class Feeder:
         failure = _death(code, self._limits)
         if process.units and process.is_ready and process.units[0].process_died(failure):
             self._end(process.units.popleft())
-        unit = process.units.popleft() if process.units else None
+        unit = process.units.popleft() if process.units and process.is_ready else None
         self._retried += [unit] if unit else []
         self._waiting.extendleft(reversed(process.units))
         self._questions.extendleft(process.asked.values())

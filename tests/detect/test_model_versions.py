@@ -18,6 +18,7 @@ import pytest
 from models.manifest import MANIFEST, write_manifest
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.detect_objects import detect_images
 from pipeline.detect.detector import Detector
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.load_model import name_and_version
@@ -373,29 +374,38 @@ def test_a_job_begins_with_the_older_version_while_the_newest_cannot_be_loaded(m
 
 
 @pytest.mark.parametrize("to", [{"resize": "none"}, {"input_hw": (300, 400)}], ids=["any size", "larger"])
-def test_a_swap_to_another_kind_of_input_loses_no_image_that_was_fed_for_the_old_one(to):
-    """Also if that version takes images of any size, one at a time."""
+def test_a_swap_to_another_kind_of_input_loses_no_image_and_mixes_none_up(to):
+    """Also if that version takes images of any size, one at a time, while chunks of several are collected or under way."""
 
-    def bright(pixels):
-        found = (pixels > 127).any((1, 2, 3))
-        return {"boxes": np.tile(np.float32([0, 0, 1, 1]), (len(pixels), 1, 1)), "scores": found[:, None].astype(np.float32)}
+    def grey(pixels):
+        means = pixels.mean((1, 2, 3)).astype(np.float32)[:, None]
+        return {"boxes": np.tile(np.float32([0, 0, 1, 1]), (len(pixels), 1, 1)), "scores": means / 255}
 
     how = dataclasses.replace(ONE, batch_sizes=(1, 2, 4))
-    old, new = loaded("7", bright, how), loaded("8", bright, ONE if "resize" in to else how)
+    old, new = loaded("7", grey, how), loaded("8", grey, ONE if "resize" in to else how)
     new = dataclasses.replace(new, metadata=dataclasses.replace(new.metadata, **to))
-    images = [png(f"{n}.png", np.full((40 + n, 60, 3), 255, np.uint8)) for n in range(4)]
+    greys = [90 + 10 * n for n in range(12)]
+    images = [png(f"{n}.png", np.full((40 + n, 60, 3), each, np.uint8)) for n, each in enumerate(greys)]
     before = feeders()
     with contextlib.closing(Detector(old, ONE)) as detector:
-        detector.detect(images)
+        detector.detect(images[:4])
         processes = feeders() - before
-        for each in processes:
-            each.suspend()
-        started = detector.start(images)
-        detector.in_use.swap(new)
-        for each in processes:
-            each.resume()
-        results = [*started.result(), *detector.detect(images), *detector.detect(images[:1])]
-    assert {(type(each), each.model_version) for each in results} == {(DetectedImage, "8")}
+
+        def given():
+            """All images; the swap comes while a chunk is fed and two images of the next one are collected."""
+            for n, each in enumerate(images):
+                if n == 4:
+                    for process in processes:
+                        process.suspend()
+                if n == 10:
+                    detector.in_use.swap(new)
+                    for process in processes:
+                        process.resume()
+                yield each
+
+        results = [*detect_images(given(), detector)]
+    assert {type(each) for each in results} == {DetectedImage} and {each.model_version for each in results[4:]} == {"8"}
+    assert [round(float(each.detections.confidences[0]) * 255) for each in results] == greys
 
 
 OLD = DetectorMetadata("m", HW, "stretch", ("cat", "dog"))

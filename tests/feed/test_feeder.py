@@ -154,6 +154,25 @@ class TestSlots:
             fourth, fifth = (feeder.start(in_hand(BMP), STRETCH) for _ in range(2))
             assert address(fourth.result()) == address(first) and not fifth.done()
 
+    def test_the_first_images_of_any_size_keep_the_bound_too(self):
+        """What an image takes is known once one is done; until then two are in work, of which the other is not counted."""
+        content, image_bytes = encoded("PNG", (600, 400)), 600 * 400 * 3
+        with stopped(processes=3, most_bytes=3e6) as (feeder, go_on):
+            started = [feeder.start(in_hand(content), ANY_SIZE) for _ in range(9)]
+            go_on()
+            wait_until(lambda: sum(each.done() for each in started) >= 3 and not any(each.images for each in feeder._running))
+            assert shared_bytes(feeder) <= 3e6 + image_bytes
+            for each in started:
+                each.result().release()
+
+    def test_more_chunks_than_slots_wait_for_one(self, monkeypatch):
+        monkeypatch.setattr("pipeline.feed.feeder._MOST_SLOTS", 3)
+        with feeding() as feeder:
+            started = [feeder.start(in_hand(BMP), STRETCH) for _ in range(5)]
+            for each in started:
+                assert places(each.result()) == [0]
+                each.result().release()
+
     @pytest.mark.slow
     def test_memory_of_large_images_is_given_back(self):
         content = encoded("PNG", (6000, 4000))
@@ -329,6 +348,19 @@ class TestEnd:
                 wait_until(lambda: feeder._failed_starts > 4)
                 assert places(fed(feeder, in_hand(BMP))) == [0]
             wait_until(lambda: len(feeders()) == 2)
+
+    def test_images_of_a_process_that_died_do_not_wait_for_a_start_while_another_lives(self, monkeypatch):
+        with feeding(processes=2) as feeder:
+            wait_until(lambda: all(each.is_ready for each in feeder._running) and len(feeder._running) == 2)
+            processes = feeders()
+            for each in processes:
+                each.suspend()
+            chunk = feeder.start(in_hand(*[BMP] * 8), STRETCH)
+            with monkeypatch.context() as patch:
+                patch.setattr(sys, "executable", "/no/such/program")
+                processes.pop().kill()
+                processes.pop().resume()
+                assert places(chunk.result()) == [*range(8)]
 
     @pytest.mark.slow
     @pytest.mark.parametrize(("fork", "number"), [("", signal.SIGKILL), ("", signal.SIGTERM), (FORK, signal.SIGKILL)])
