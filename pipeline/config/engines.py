@@ -78,7 +78,7 @@ ENGINES = {  # in the order in which `auto` and `tune` try them; a new engine is
         {"cpu": ("float32",), "gpu": ("float32", "float16")},
         "onnxruntime",
         "onnxruntime",
-        on_gpu="onnxruntime-gpu[cuda,cudnn]",
+        on_gpu="onnxruntime-gpu[cuda,cudnn], onnx, onnxconverter-common",
     ),
     "tensorrt": EngineKind(
         "pipeline.detect.onnxruntime_engine:open_model",
@@ -86,7 +86,7 @@ ENGINES = {  # in the order in which `auto` and `tune` try them; a new engine is
         {"gpu": ("float32", "float16")},
         "onnxruntime",
         "onnxruntime",
-        on_gpu="onnxruntime-gpu[cuda,cudnn] and tensorrt",
+        on_gpu="onnxruntime-gpu[cuda,cudnn], onnx, onnxconverter-common, tensorrt",
     ),
     "triton": EngineKind("pipeline.detect.remote_engine:open_model", (SERVER,), {"": ("float32",)}, "tritonclient", "triton"),
     "tf-serving": EngineKind(

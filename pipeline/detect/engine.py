@@ -159,11 +159,17 @@ def opener_of(engine: str) -> OpenModel:
     return found
 
 
-def check_installed(engine: str, package: str = "", needed_by: str = "") -> None:
-    """Raises ModelError if a package of an engine is missing; default: its own, needed by the engine."""
+def check_installed(engine: str, needed_by: str = "") -> None:
+    """Raises ModelError if the package of an engine is missing; default: the engine needs it."""
     kind = ENGINES[engine]
-    package = package or kind.package
-    if not importlib.util.find_spec(package):
+    if not importlib.util.find_spec(kind.package):
         more = f" (on a GPU: {kind.on_gpu})" if kind.on_gpu else ""
         extra = f"{pip_install(kind.extra)}{more}"
-        raise ModelError(f"{needed_by or f'engine {engine}'} needs {package}; install the extra: {extra}")
+        raise ModelError(f"{needed_by or f'engine {engine}'} needs {kind.package}; install the extra: {extra}")
+
+
+def check_package(package: str, needed_by: str) -> None:
+    """Raises ModelError if a package beside an engine's own is missing; its extra could replace the engine's by that for CPUs."""
+    if not importlib.util.find_spec(package):
+        name = package.replace("_", "-")
+        raise ModelError(f"{needed_by} needs {name}: pip install {name}")

@@ -19,7 +19,7 @@ import numpy as np
 
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig
-from pipeline.detect.engine import check_installed
+from pipeline.detect.engine import check_package
 from pipeline.detect.model_arrays import PICKED, PICKS, Signature, feed_of, has_candidates, split_outputs
 from pipeline.detect.versions import ONNX_MODEL, counted_names, first_line, is_number
 from pipeline.errors import ModelError
@@ -42,7 +42,7 @@ def read_onnx(file: str, folder: str) -> onnx.ModelProto:
     Raises:
       ModelError: It is no ONNX file, has weights in a file that its version does not follow, or the package onnx is missing.
     """
-    check_installed("onnxruntime", "onnx")
+    check_package("onnx", f"model {folder}, an ONNX file,")
     import onnx
 
     try:

@@ -29,6 +29,7 @@ from pipeline.detect.engine import (
     OpenedModel,
     OutOfMemory,
     check_installed,
+    check_package,
     concurrent_batches_of,
 )
 from pipeline.detect.gpus import gpu_kind, take_gpu
@@ -130,7 +131,7 @@ def _in_float16(network: Any, folder: str) -> Any:
     """The network in float16, from the user's cache if it has been converted before."""
     import onnx
 
-    check_installed("onnxruntime", "onnxconverter_common")
+    check_package("onnxconverter_common", "precision float16 of an ONNX file")
     digest = hashlib.sha256(network.SerializeToString())
     digest.update(f"{importlib.metadata.version('onnxconverter-common')} {inspect.getsource(onnx_graph)}".encode())
     place = os.path.join(cache_folder(), "onnx-float16")

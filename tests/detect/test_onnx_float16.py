@@ -1,10 +1,13 @@
 """ONNX Runtime computes in float16 where it is asked to; boxes are decoded in float32, so that they stay where they are."""
 
+import sys
+
 import numpy as np
 import pytest
 
 from models.geometry import iou_matrix
 from pipeline.config import DetectConfig
+from pipeline.detect.engine import check_installed
 from pipeline.detect.onnx_graph import to_float16
 from pipeline.detect.onnxruntime_engine import engine_cache
 from pipeline.errors import ModelError
@@ -200,6 +203,30 @@ def test_a_damaged_file_in_the_cache_is_made_anew(file, tmp_path, monkeypatch):
     kept.write_bytes(kept.read_bytes()[:100])
     after = found(file, "float16")
     assert [each.boxes_xyxy.tolist() for each in before] == [each.boxes_xyxy.tolist() for each in after]
+
+
+@pytest.mark.parametrize(
+    ("package", "settings", "needed_by"),
+    [
+        ("onnx", {"engine": "openvino"}, r"model .*toy\.onnx, an ONNX file,"),
+        ("onnx", {"engine": "onnxruntime"}, r"model .*toy\.onnx, an ONNX file,"),
+        ("onnxconverter_common", {"engine": "onnxruntime", "precision": "float16"}, "precision float16 of an ONNX file"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_alone(file, monkeypatch, package, settings, needed_by):
+    """The extra would install ONNX Runtime for CPUs over that for GPUs."""
+    pytest.importorskip(settings["engine"], reason="its extra is not installed")
+    monkeypatch.setitem(sys.modules, package, None)
+    name = package.replace("_", "-")
+    with pytest.raises(ModelError, match=f"^{needed_by} needs {name}: pip install {name}$"):
+        detected(file, [], DetectConfig(device="cpu", **settings))
+
+
+def test_what_to_install_on_a_gpu_has_all_that_the_extra_has(monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    for engine in ("onnxruntime", "tensorrt"):
+        with pytest.raises(ModelError, match=r"on a GPU: onnxruntime-gpu\[cuda,cudnn\], onnx, onnxconverter-common"):
+            check_installed(engine)
 
 
 def test_tensorrt_that_is_not_there_is_one_line(file):
