@@ -71,8 +71,8 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     content, roles = add_steps(network, signature, metadata, detect, folder)
     engine = _OnnxRuntime(_opener(folder, content, detect), roles, metadata, detect)
     batch, sizes = signature.batch_of(metadata), COMPILED_SIZES if detect.engine == "tensorrt" else ()
-    run, run_all_boxes = (functools.partial(engine.run, picks=picks) for picks in (True, False))
-    runs = FunctionEngine(run, detect, batch, gpu=engine.gpu, sizes=sizes, run_all_boxes=run_all_boxes)
+    run_all_boxes = functools.partial(engine.run, picks=False)
+    runs = FunctionEngine(engine.run, detect, batch, gpu=engine.gpu, sizes=sizes, run_all_boxes=run_all_boxes)
     return OpenedModel(runs, metadata)
 
 
@@ -103,7 +103,7 @@ class _OnnxRuntime:
             self._session = self._session or self._open()
             return self._session
 
-    def run(self, pixels: np.ndarray, *, picks: bool) -> Arrays:
+    def run(self, pixels: np.ndarray, *, picks: bool = True) -> Arrays:
         """Runs a batch; see `Engine`. Without `picks` it reads all boxes."""
         session = None
         try:
