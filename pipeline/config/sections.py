@@ -96,6 +96,7 @@ _Input = Annotated[SomePath, AfterValidator(days.check_places)]
 _Text = Annotated[str, BeforeValidator(_text)]
 _Port = Annotated[int, Field(ge=0, le=65535), NO_BOOL]
 
+_READ_THREADS, _THREADS_OF_PROCESS = 16, 4  # a store may take 100 ms for a photo, and decoding 25 ms
 _OF_TILES = {"tile_overlap": 0.2, "tile_whole": False, "tile_merge": "nms"}  # settings that only images in tiles need
 BUNDLED = "digits"  # the detector that comes with this program
 
@@ -269,11 +270,17 @@ class DetectConfig:
 class ReadConfig:
     """How images are read."""
 
-    read_threads: Threads = declare(16, "images read in parallel from storage, by all feeder processes together")
+    read_threads: Threads | None = declare(
+        None, "images read in parallel from storage, by all feeder processes together; default: 16, or 4 by each if that is more"
+    )
     max_file_mb: Positive = declare(256.0, "refuse larger files before reading them", identity="limits")
     fps: Annotated[float, Field(ge=0.001, le=1000.0), NO_BOOL] = declare(
         1.0, "frames of a video that are read for each second of it; needs the extra video", applies="batch"
     )
+
+    def threads_of(self, processes: int) -> int:
+        """How many images so many feeder processes read in parallel, all together."""
+        return self.read_threads or max(_READ_THREADS, _THREADS_OF_PROCESS * processes)
 
     @property
     def max_file_bytes(self) -> int:

@@ -47,7 +47,8 @@ from pipeline.storage.store import FoundFile
 Result = DetectedImage | DeadLetter
 
 _THREADS = 1024  # at most; each waits for its batch, or for a version, and few do
-_READ_AHEAD_BYTES = 512e6  # of all feeder processes of a host: a hundred photos of 5 MB, enough for a store that takes 100 ms
+_READ_AHEAD_BYTES = 512e6  # of all feeder processes of a host, where that is more than a photo of 5 MB for each of their threads
+_PHOTO_BYTES = 5e6
 _START_THREAD = "start new thread"  # in Python's error where the system has no room for one
 
 
@@ -351,13 +352,15 @@ def open_feeder(feeder: Feeder, detect: DetectConfig, read: ReadConfig) -> None:
 
 def limits_of(processes: int, detect: DetectConfig, read: ReadConfig) -> Limits:
     """What each of so many feeder processes may take, where the launcher's other processes have as many."""
-    launched = Share.of_environment().of
+    of_host = processes * Share.of_environment().of
+    threads = -(-read.threads_of(of_host) // of_host)
+    read_ahead_bytes = max(_READ_AHEAD_BYTES / of_host, _PHOTO_BYTES * (threads + 1))  # one is decoded meanwhile
     return Limits(
         max_pixels=detect.max_megapixels * 1e6,
         scaled_decode=detect.scaled_decode,
         max_file_bytes=read.max_file_bytes,
-        read_threads=-(-read.read_threads // (processes * launched)),
-        read_ahead_bytes=MEMORY.budget(_READ_AHEAD_BYTES / launched) / processes,
+        read_threads=threads,
+        read_ahead_bytes=min(read_ahead_bytes, MEMORY.budget() / processes),
         memory_bytes=MEMORY.limit_bytes,
         processes=processes,
         retry_seconds=RETRY_SECONDS,

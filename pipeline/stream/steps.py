@@ -69,7 +69,7 @@ class ParseMessages(StreamStep):
     def finish_bundle(self) -> Iterator[WindowedValue]:
         if not self._unknown:
             return
-        with ThreadPoolExecutor(self._run.config.read.read_threads, "look at") as pool:
+        with ThreadPoolExecutor(self._run.config.read.threads_of(1), "look at") as pool:
             begins_like_one = pool.map(_begins_like_an_image, [asked.value for asked in self._unknown])
             for asked, is_image in zip(self._unknown, begins_like_one, strict=True):
                 for found in self._asked_for(asked.value if is_image else _skipped(asked.value)):

@@ -6,6 +6,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import threading
 
 import cv2
 import numpy as np
@@ -17,6 +18,8 @@ from pipeline.detect.detector import Detector, limits_of
 from pipeline.detect.engine import ModelFailed
 from pipeline.detect.load_detector import DetectorSpec, load_detector, shared_detector
 from pipeline.errors import ModelError
+from pipeline.feed.prefetch import Prefetcher
+from pipeline.limits import MEMORY
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, identity_hash
 from tests.detect.versioned_models import FAST, loaded, write_version
 from tests.feed.feeding import feeders
@@ -91,13 +94,46 @@ def test_feeder_processes_start_before_the_model_is_loaded_and_end_if_it_cannot_
     assert feeders() == before
 
 
-@pytest.mark.parametrize("launched", ["1", "4"])
-def test_photos_of_5_mb_are_read_ahead_within_a_bound_of_the_host(monkeypatch, launched):
-    """By 16 processes in all, however many of a launcher have started them: four photos at each, so that a store may be slow."""
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", launched)
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    limits = limits_of(16 // int(launched), DetectConfig(), ReadConfig(read_threads=64))
-    assert limits.read_threads == 4 and 4 * 5e6 <= limits.read_ahead_bytes <= 512e6 / 16
+@pytest.fixture
+def host_with(monkeypatch):
+    """Sets how many processes a launcher has started on a host, and how much memory is free there, bytes."""
+    monkeypatch.setattr(MEMORY, "limit_bytes", None)
+
+    def of(launched, free_bytes):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(launched))
+        monkeypatch.setenv("LOCAL_RANK", "0")
+        monkeypatch.setattr("pipeline.limits.memory_room_bytes", lambda: free_bytes)
+
+    return of
+
+
+@pytest.mark.parametrize(("processes", "launched"), [(16, 1), (4, 4), (64, 1), (192, 1), (24, 8)])
+def test_at_each_feeder_process_four_photos_of_5_mb_are_read_while_one_is_decoded(host_with, processes, launched):
+    """However many there are on the host: a store may take 100 ms, and decoding 25 ms."""
+    host_with(launched, free_bytes=400e9)
+    limits, begun, go_on = limits_of(processes, DetectConfig(), ReadConfig()), threading.Semaphore(0), threading.Semaphore(0)
+
+    def read(one):
+        one.reserve(5_000_000)
+        begun.release()
+        go_on.acquire()
+        return EncodedImage(one.ref, b"")
+
+    with contextlib.ExitStack() as ended:
+        ahead = ended.enter_context(contextlib.closing(Prefetcher(read, limits.read_threads, limits.read_ahead_bytes)))
+        reads = ahead.begin([ImageRef(f"gs://photos/{number}.jpg") for number in range(5)])
+        ended.callback(ahead.abandon, reads)
+        ended.callback(go_on.release, 5)
+        go_on.release()
+        reads[0].result.result()
+        assert all(begun.acquire(timeout=10) for _ in range(5))
+
+
+@pytest.mark.parametrize(("processes", "launched"), [(2, 1), (192, 1), (24, 8)])
+def test_images_that_are_read_ahead_take_a_quarter_of_the_free_memory_at_most(host_with, processes, launched):
+    host_with(launched, free_bytes=1e9)
+    limits = limits_of(processes, DetectConfig(), ReadConfig(read_threads=1024))
+    assert limits.read_ahead_bytes * processes * launched <= 250e6
 
 
 def test_images_of_the_sample_carry_a_thumbnail(bright_model):
