@@ -31,8 +31,12 @@ def say(lines: Iterable[str]) -> None:
     for line in lines:
         try:
             print(printable(masked_text(line)), flush=True)
-        except BrokenPipeError:  # whoever read has enough, as `head`; the command goes on
+        except (
+            OSError
+        ) as err:  # whoever read has enough, as `head`, or the disk of the log is full: the work is done all the same
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if not isinstance(err, BrokenPipeError):
+                console.warning("standard output cannot be written (%s); its lines from here on are lost", err.strerror)
 
 
 def plural(number: int, noun: str, nouns: str = "") -> str:

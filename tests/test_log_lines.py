@@ -150,6 +150,18 @@ def test_lines_that_nobody_can_take_stop_no_job(why, monkeypatch):
         os.close(writer)
 
 
+def test_an_outcome_that_nobody_can_take_is_one_warning(tmp_path):
+    """A full disk of logs makes a job that has ended well no failed one; its exit code is the outcome's."""
+    (tmp_path / "log").touch()
+    program = "from pipeline.log_lines import log_lines, say\nwith log_lines(): say(['one', 'two'])"
+    with (tmp_path / "log").open("rb") as cannot_be_written:
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=cannot_be_written, stderr=subprocess.PIPE, text=True, check=False
+        )
+    why = "standard output cannot be written (Bad file descriptor); its lines from here on are lost"
+    assert (done.returncode, done.stderr) == (0, f"warning: {why}\n")
+
+
 def test_a_job_leaves_the_levels_of_loggers_as_they_were():
     loggers = [logging.getLogger(), logging.getLogger("pipeline"), logging.getLogger("apache_beam.typehints")]
     before = [logger.level for logger in loggers]
