@@ -1,4 +1,4 @@
-"""`detect-objects`, `python -m pipeline`: a dispatcher, which imports only the module of the given verb."""
+"""`detect-objects`, `python -m pipeline`: a dispatcher, which of the verbs' modules imports only the given one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import signal
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from pipeline.log_lines import open_closed_streams
 
 _HELP = """\
 usage: detect-objects VERB [flags]
@@ -60,6 +62,7 @@ VERBS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the module of a verb; returns its exit code, or 2 if there is no such verb."""
+    open_closed_streams()
     first, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if first in ("--help", "-h", "help"):
         print(_HELP.format(verbs="\n".join(f"  {name:<10} {verb.purpose}" for name, verb in VERBS.items())))

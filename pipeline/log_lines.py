@@ -26,6 +26,13 @@ _WARNINGS, _THREADS = "py.warnings", "threading"  # loggers of what libraries wa
 _NOISY = ("apache_beam.typehints", "apache_beam.coders.coder_impl", "apache_beam.transforms.util")
 
 
+def open_closed_streams() -> None:
+    """Opens standard streams that the caller has closed (`2>&-`), to nowhere: files that are opened later get other numbers."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  open until the process ends
+
+
 def say(lines: Iterable[str]) -> None:
     """Prints the outcome of a command on standard output, without secrets, in lines in which no name can steer the terminal."""
     for line in lines:

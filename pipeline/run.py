@@ -20,7 +20,7 @@ from pipeline.config import Config, MonitoringConfig, check_applies, check_model
 from pipeline.config.flags import add_setting_flags, overrides
 from pipeline.config.setting import is_own_engine
 from pipeline.errors import DONE, EXIT_CODES, CommandParser, ConfigError, run_command
-from pipeline.log_lines import log_lines
+from pipeline.log_lines import log_lines, open_closed_streams
 from pipeline.secrets import masked_arguments
 from pipeline.software import version_of
 
@@ -63,6 +63,7 @@ Rows that a job has written stay; the same command does the rest.
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
     started_at = time.time()
+    open_closed_streams()
     argv = list(sys.argv[1:] if argv is None else argv)
     monitoring = _monitoring(argv)
 

@@ -278,6 +278,21 @@ def test_a_reader_that_ends_early_gets_no_traceback():
     assert doctor.returncode == 1
 
 
+@pytest.mark.parametrize(
+    ("command", "shell", "ends"),
+    [
+        pytest.param("pipeline help", ">&-", (0, "", ""), id="output"),
+        pytest.param("pipeline.run --input x", "<&- >&- 2>&-", (2, "", ""), id="all"),
+        pytest.param("pipeline rows no-folder", "<&- 2>&-", (2, "", ""), id="errors"),
+    ],
+)
+def test_a_standard_stream_that_is_closed_is_one_to_nowhere(command, shell, ends):
+    """Its number would else go to the first file that is opened, into which libraries then write their messages."""
+    line = f"exec {sys.executable} -m {command} {shell}"
+    done = subprocess.run(["sh", "-c", line], cwd=REPO, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == ends
+
+
 STOPPED = """
 import _thread, contextlib, functools, signal, threading, time, types
 from pipeline.errors import run_command
