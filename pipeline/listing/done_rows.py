@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline.records import ImageRef
 from pipeline.results.completion import RowVersion, contains, row_keys
-from pipeline.results.contents import Known, known_containers
+from pipeline.results.contents import Known, container_key, known_containers
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.reader import done_keys
 from pipeline.storage.stores import generation_of
@@ -77,8 +77,18 @@ class DoneRows(NamedTuple):
         """The generation of an image or container that storage gives it now; empty where it does not say."""
         return _generation(ref)
 
+    def key_of_whole(self, container: ImageRef, reading: str) -> int:
+        """The key of a container, see `container_key`, of the generation that was listed, else of its present one; 0 without any.
+
+        Args:
+          container: The whole container.
+          reading: The settings that decide which images it has.
+        """
+        generation = container.generation or self.generation_of(container)
+        return container_key(container.uri, generation, self.version, reading) if generation else 0
+
     def known(self, key: int) -> Known | None:
-        """What became of the images of a container, if all of them have rows; see `container_key`."""
+        """What became of the images of a container, if all of them have rows; see `key_of_whole`."""
         return _containers(self).get(key)
 
 

@@ -30,7 +30,7 @@ from pipeline.listing.list_images import Piece, are_disjoint, folders_of, list_p
 from pipeline.listing.names import file_of, is_container, kind_of, record_range
 from pipeline.process import PROCESS
 from pipeline.records import DeadLetter, EncodedImage, Image, ImageRef, identity_hash, name_bytes
-from pipeline.results.contents import Contents, container_key, write_contents
+from pipeline.results.contents import Contents, write_contents
 from pipeline.stats import beam_metrics
 from pipeline.stats.job_stats import JobStats
 from pipeline.storage.listing import MAX_PARALLEL
@@ -302,19 +302,20 @@ class _OpenContainers(_Counting):
             images = images_in(refs[0], self._source.read, self._source.max_megapixels, refs[1:])
             yield from self._new_of(images, self._done_in(refs[0].uri))
         else:
-            yield from self._whole(refs[0], group[0].generation, self._source.done)
+            yield from self._whole(group[0], self._source.done)
 
     def finish_bundle(self) -> Iterator[Any]:
         if self._contents and self._source.done:
             write_contents(self._source.done.output, self._source.done.run, self._contents)
         yield from super().finish_bundle()
 
-    def _whole(self, ref: ImageRef, listed: str, done: DoneRows) -> Iterator[Any]:
+    def _whole(self, listed: ImageRef, done: DoneRows) -> Iterator[Any]:
         """The new images of a whole container; notes what it holds, unless something in it may be readable another time."""
-        generation = listed or done.generation_of(ref)  # from before it is read: if it is replaced now, the next run reads it
-        done = self._done_in(ref.uri) or done
-        key = container_key(ref.uri, generation, done.version, reading(ref.uri, self._source.read))
-        if generation and (known := done.known(key)):
+        ref, done = replace(listed, generation=""), self._done_in(listed.uri) or done
+        key = done.key_of_whole(
+            listed, reading(ref.uri, self._source.read)
+        )  # before it is read: the next run reads what replaces it now
+        if known := done.known(key):
             self._count(sum(known.outcomes.values()))
             self._skip_done(np.repeat(np.array([*known.outcomes], np.uint8), [*known.outcomes.values()]))
             for kind, members in known.left_out.items():
@@ -334,7 +335,7 @@ class _OpenContainers(_Counting):
                 yield image
 
         yield from self._new_of(noted(), done)
-        if generation and not passing:
+        if key and not passing:
             self._contents.append(Contents(key, ref.uri, np.array(keys, "<u8").tobytes(), dict(left_out)))
 
     def _done_in(self, container: str) -> DoneRows | None:

@@ -23,8 +23,8 @@ import pyarrow.compute as pc
 from models.base.progress import shown
 from pipeline.config import Config
 from pipeline.failures import MAY_PASS
-from pipeline.listing.containers import images_in
-from pipeline.listing.done_rows import DETECTED, FAILED, DoneRows
+from pipeline.listing.containers import images_in, reading
+from pipeline.listing.done_rows import DETECTED, FAILED, NEW, DoneRows
 from pipeline.listing.list_images import list_images
 from pipeline.listing.manifests import is_manifest
 from pipeline.listing.names import file_of, is_container
@@ -58,15 +58,17 @@ def statuses(config: Config, output: str, version: RowVersion) -> Iterator[tuple
     done, seen = DoneRows(output, version, run=uuid.uuid4().hex), np.zeros(0, np.uint64)
     known = np.concatenate([seen, *(_hashes(exact_uris(rows)) for rows in _rows(output, DETECTIONS, version))])
     known.sort()  # in place: a copy would take as much again
-    refs = shown(_listed(config, output), "comparing", "images")
+    refs = shown(_listed(config, output, done), "comparing", "images")
     with ThreadPoolExecutor(MAX_PARALLEL, "ask-generation") as pool:
         while some := list(islice(refs, _AT_ONCE)):
-            hashes = _hashes([ref.uri for ref in some])
-            became, (seen, is_new) = done.among(some, pool), _added(seen, hashes)  # several inputs may name one image
+            hashes = _hashes([ref.uri for ref, _ in some])
+            became = done.among([ref for ref, _ in some], pool)
+            became[(became == NEW) & np.array([is_dead for _, is_dead in some])] = FAILED
+            seen, is_new = _added(seen, hashes)  # several inputs may name one image
             found = np.select([became == DETECTED, became == FAILED, contains(known, hashes)], range(3), 3)
             for number, status in enumerate(OF_LISTED):
                 if len(places := np.flatnonzero(is_new & (found == number))):
-                    yield status, [(some[place].uri, some[place].generation) for place in places]
+                    yield status, [(some[place][0].uri, some[place][0].generation) for place in places]
     folders = [location_of(pattern) for pattern in config.all_patterns() if not is_manifest(pattern)]
     for rows in _rows(output, DETECTIONS, version) if folders else ():
         uris = exact_uris(rows)
@@ -85,16 +87,21 @@ def reasons(output: str, version: RowVersion, uris: Sequence[str]) -> dict[str, 
     return found
 
 
-def _listed(config: Config, output: str) -> Iterator[ImageRef]:
-    """The images as the job lists them; those of containers are read for it."""
+def _listed(config: Config, output: str, done: DoneRows) -> Iterator[tuple[ImageRef, bool]]:
+    """The images as the job lists them, those of containers too, each with whether the job does not open its container again.
+
+    Such an image is dead if no row has its generation: damage within a container has none.
+    """
     for ref in list_images(config.all_patterns(), output, allowed=config.stream.allow_uri_prefix):
         if isinstance(ref, ImageRef) and is_container(ref.uri):
+            is_whole = file_of(ref.uri) == ref.uri
+            known = is_whole and done.known(done.key_of_whole(ref, reading(ref.uri, config.read)))
             found = images_in(ref, config.read, config.detect.max_megapixels)
-            yield from (image.ref for image in found if not isinstance(image, str))
+            yield from ((image.ref, bool(known)) for image in found if not isinstance(image, str))
         elif isinstance(ref, ImageRef):
-            yield ref
+            yield ref, False
         elif ref.reason in MAY_PASS:  # a folder that cannot be listed now
-            yield ref.ref
+            yield ref.ref, False
 
 
 def _rows(output: str, kind: str, version: RowVersion) -> Iterator[pa.Table]:

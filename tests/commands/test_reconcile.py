@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shutil
 
 import pyarrow as pa
 import pytest
@@ -20,6 +21,8 @@ from pipeline.results.compact import compact
 from pipeline.results.completion import RowVersion
 from tests import tfrecord_files
 from tests.conftest import write_bright_image
+from tests.listing.test_archives import write
+from tests.listing.test_videos import write_video
 from tests.shard_rows import detected, failed, write_rows
 
 SECOND = 1_700_000_000
@@ -100,6 +103,28 @@ def test_what_a_job_did_is_complete_and_what_came_afterwards_is_missing(folder, 
         (row,) = map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines())
         assert row["uri"] == f"{folder}/{uri}" and re.fullmatch(r"\d+-\d+", row["generation"])
     assert run.main(["--input", "missing.jsonl", "--output", "recovered", "--model", bright_model]) == 0
+
+
+@pytest.mark.slow
+def test_damaged_containers_are_dead_once_the_job_does_not_open_them_again(folder, bright_model, capsys):
+    """Their dead letters have no generation: they were missing for ever, of a job that found nothing new."""
+    write_bright_image(folder / "a.png", (64, 48), (10, 12, 30, 36))
+    images = {f"{number}.png": (folder / "a.png").read_bytes() + os.urandom(1000) for number in range(30)}
+    whole = write_video(folder / "whole.mkv", frames=100, codec="mpeg4", g="1")
+    for file, share in ((whole, 0.5), (write(folder / "whole.tgz", images), 0.5), (write(folder / "whole.zip", images), 0.99)):
+        put(f"in/cut{file.suffix}")
+        content = file.read_bytes()
+        (folder / f"in/cut{file.suffix}").write_bytes(content[: int(share * len(content))])
+    job = ["--input", "in/**", "--output", "out", "--model", bright_model]
+    assert run.main(job) == 0
+    shutil.copytree("out", "unnoted", ignore=lambda _, names: {"containers"} & {*names})
+    assert run.main(job) == 0
+    assert "nothing is new" in capsys.readouterr().out
+    code, said, _ = printed(capsys, "--model", bright_model)
+    assert (code, said[-1]) == (0, "complete"), said
+    assert {"          0 missing", "          0 stale", f"            {folder}/in/cut.mkv  broken_file"} < {*said}
+    code, said, _ = printed(capsys, "--model", bright_model, "--output", "unnoted")
+    assert code == 1 and "          0 stale" in said, "a job without the note opens them again"
 
 
 @pytest.mark.parametrize(
