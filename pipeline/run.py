@@ -94,6 +94,10 @@ def _run(argv: Sequence[str], started_at: float) -> int:
         print(_versions() if flags.version else make_parser(every=True).format_help())
         return DONE
     config = load_config(flags.config, _overrides(flags))
+    if config.monitoring.metrics_file:
+        from pipeline.storage.files import file_to_write  # with NumPy, which no other check needs
+
+        file_to_write("--metrics-file", config.monitoring.metrics_file)
     if flags.attach:
         return _attach(flags.attach, config, beam_flags)
     check_applies(config)

@@ -28,7 +28,7 @@ from pipeline.records import row_bytes
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import check_output, results_folder
 from pipeline.results.reader import undisturbed
-from pipeline.storage.files import create, move_files, staging
+from pipeline.storage.files import create, file_to_write, move_files, staging
 
 _WRITTEN = ("missing", "dead", "stale", ORPHANED)
 _EXAMPLES = 5
@@ -62,13 +62,14 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _run(flags: argparse.Namespace) -> int:
+    given = {name: path for name in _WRITTEN if (path := getattr(flags, f"write_{name}"))}
+    paths = {name: file_to_write(f"--write-{name}", local_path(path)) for name, path in given.items()}
     config = load_config(flags.config, overrides(flags))
     if not config.output or "/topics/" in config.output:
         raise ConfigError("no output: expected --output with a results folder or archive")
     check_inputs(config.patterns(), allow_empty=True)
     check_model_is_named(config.model, config.detect)
     version = RowVersion.of(config.as_dict(), name_and_version(config.model, config.detect.engine))
-    paths = {name: local_path(path) for name in _WRITTEN if (path := getattr(flags, f"write_{name}"))}
     check_output(output := results_folder(config.output), write=False)
     with contextlib.ExitStack() as stack:
         # manifests get their names when all is compared

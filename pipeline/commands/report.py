@@ -19,7 +19,7 @@ from pipeline.log_lines import say
 from pipeline.outcome.folder_report import page_of_folder
 from pipeline.results.layout import REPORT, RUNS, SUMMARY, check_reports, results_folder
 from pipeline.results.wanted import add_row_flags, wanted_rows
-from pipeline.storage.files import read_checked, write_file
+from pipeline.storage.files import file_to_write, read_checked, write_file
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,12 +30,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report(flags: argparse.Namespace) -> int:
     output = results_folder(flags.folder)
-    to = local_path(flags.to) or f"{output}/{REPORT}"
+    to = file_to_write("--to", local_path(flags.to)) if flags.to else f"{output}/{REPORT}"
     if not flags.to:
         check_reports(output)
     page = page_of_folder(output, _summary(output, flags.run), wanted_rows(flags)._replace(run=flags.run))
     write_file(to, page)
-    say([to])
+    say([flags.to or to])
     return 0
 
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pipeline.config import MonitoringConfig
-from pipeline.errors import DONE, FAILED
+from pipeline.errors import DONE, FAILED, OutputError
 from pipeline.log_lines import LineHandler, console
 from pipeline.process import PROCESS
 from pipeline.stats.counted import COUNTED
 from pipeline.stats.job_stats import JobStats
-from pipeline.storage.files import write_file
+from pipeline.storage.files import file_to_write, write_file
 
 _WAITS_S = (0.0, 1.0, 4.0)  # before each try
 _TRY_SECONDS = 10.0
@@ -49,6 +49,8 @@ def _tell(monitoring: MonitoringConfig, stats: JobStats, began: float, code: int
     if monitoring.metrics_file:
         try:
             _write_last_run(monitoring.metrics_file, stats, began, code)
+        except OutputError:  # the command has been refused for it
+            pass
         except Exception as err:  # noqa: BLE001  the job's exit code does not depend on it
             console.warning("metrics_file %s: cannot be written: %s", monitoring.metrics_file, err)
     if url := monitoring.notify.get_secret_value():
@@ -78,14 +80,15 @@ def _write_last_run(path: str, stats: JobStats, began: float, code: int) -> None
 
     A skipped run has no summary, and is no success: the run that it made room for may be stuck.
     """
+    behind = file_to_write("--metrics-file", path)
     now, is_success = time.time(), code == DONE and bool(COUNTED.summary)
     images, done, dead = COUNTED.summary.get("images", {}), COUNTED.summary.get("done_before", 0), stats.failed
     known = images.get("detected", stats.detected) + images.get("dead", dead) + done
     share = (images.get("dead", dead) + COUNTED.summary.get("dead_before", 0)) / max(known, 1)
-    values = (now, now if is_success else _last_success(path), code, share, now - began)
+    values = (now, now if is_success else _last_success(behind), code, share, now - began)
     schedule = re.sub(r'[\\"\n]', "_", os.path.basename(path).removesuffix(".prom"))
     lines = _lines(dict(zip(_LAST_RUN, values, strict=True)), schedule)
-    write_file(path, "".join(lines).encode(), os.path.dirname(path))
+    write_file(behind, "".join(lines).encode())
 
 
 def _lines(values: Mapping[str, float], schedule: str) -> Iterator[str]:

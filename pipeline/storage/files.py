@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO, TypeVar
 
+from pipeline.errors import OutputError
 from pipeline.failures import ImageError, one_line
 from pipeline.log_lines import console
 from pipeline.storage.listing import MAX_PARALLEL
@@ -52,6 +53,24 @@ def staging(folder: str) -> Iterator[str]:
     make_folder(folder)
     with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder or ".", ignore_cleanup_errors=True) as made:
         yield made
+
+
+def file_to_write(what: str, path: str) -> str:
+    """The path of a file that a user names for writing, behind its links, which stay.
+
+    Args:
+      what: Its flag, for the message.
+      path: Its name.
+
+    Raises:
+      OutputError: Something else has the name: a folder, a device or a pipe, which a file would replace.
+    """
+    if "://" in path:
+        return path
+    behind = os.path.realpath(path)
+    if path.endswith("/") or (os.path.lexists(behind) and not os.path.isfile(behind)):
+        raise OutputError(f"{what} {path}: expected a file or a free name, found something else there; choose another name")
+    return behind
 
 
 def add_file(path: str, content: bytes) -> bool:
@@ -88,13 +107,19 @@ def write_files(contents: Mapping[str, bytes], staging: str = "") -> None:
     objects, others = _divided(contents)
     _in_parallel(lambda path: retried(store_of(path).write)(path, contents[path]), objects)
     staged: dict[str, str] = {}
-    for path in others:
-        # not derived from the file's name, which may have the greatest possible length
-        temporary = posixpath.join(staging or posixpath.dirname(path), UNFINISHED + uuid.uuid4().hex[:12])
-        with create(temporary) as file:
-            file.write(contents[path])
-        staged[temporary] = path
-    move_files(staged)
+    try:
+        for path in others:
+            # not derived from the file's name, which may have the greatest possible length
+            temporary = posixpath.join(staging or posixpath.dirname(path), UNFINISHED + uuid.uuid4().hex[:12])
+            staged[temporary] = path
+            with create(temporary) as file:
+                file.write(contents[path])
+        move_files(staged)
+    except BaseException:
+        for temporary in staged:
+            with contextlib.suppress(OSError):
+                os.remove(temporary)
+        raise
 
 
 def sync(paths: Iterable[str]) -> None:

@@ -165,6 +165,33 @@ def test_a_manifest_has_its_name_only_when_all_is_compared(folder, capsys):
     assert sorted(os.listdir()) == ["list.txt", "loop.txt"]
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_what_is_no_file_is_no_manifest_and_stays(folder, capsys, make):
+    put("in/a.jpg")
+    put_rows([])
+    make("target")
+    os.symlink("target", "link")
+    kinds = {name: os.lstat(name).st_mode for name in os.listdir()}
+    for name in ("target", "link"):
+        expected = (
+            f"error: --write-missing {name}: expected a file or a free name, found something else there; choose another name\n"
+        )
+        assert printed(capsys, "--write-missing", name) == (2, [], expected)
+    assert {name: os.lstat(name).st_mode for name in os.listdir()} == kinds
+
+
+def test_a_link_to_a_manifest_stays_and_its_file_is_written(folder, capsys):
+    put("in/a.jpg")
+    put_rows([("in/gone.jpg", "1")])
+    os.mkdir("lists")
+    os.symlink("lists/missing.jsonl", "link")
+    for _ in ("new", "replaced"):
+        assert printed(capsys, "--write-missing", "link")[0] == 1
+        assert os.readlink("link") == "lists/missing.jsonl" and os.listdir("lists") == ["missing.jsonl"]
+    with open("link") as file:
+        assert json.loads(file.read())["uri"] == absolute("in/a.jpg")
+
+
 def test_on_cloud_storage(gcs_bucket, capsys):
     for name in ("a", "b"):
         gcs_bucket.blob(f"raw/{name}.png").upload_from_string(b"x")

@@ -56,6 +56,9 @@ def test_a_page_is_made_at_any_time_of_all_rows_or_of_one_run(folder, bright_mod
         assert report_folder.main(["out", "--run", one, "--to", "one.html"]) == 0
         page = (folder / "one.html").read_text()
         assert summed(page) == [[1, 1, 0], [1, 1, 0, 0]]
+    os.mkfifo("pipe")
+    assert report_folder.main(["out", "--to", "pipe"]) == 2
+    assert "error: --to pipe: expected a file" in capsys.readouterr().err and (folder / "pipe").is_fifo()
     (folder / "in" / "a.png").unlink()
     assert report_folder.main(["out"]) == 0
     page = (folder / "out" / "report.html").read_text()

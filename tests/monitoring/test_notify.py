@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import os
 import signal
 import threading
 import time
@@ -134,3 +135,20 @@ def test_prometheus_finds_the_last_run_its_last_success_and_its_dead_share(argum
     with paused_with_lock([*arguments, "--score-threshold", 0.9], tmp_path / "log"):
         skipped = last_run(0, "--score-threshold", 0.9, "--when-busy", "skip")
     assert skipped["success_timestamp_seconds"] == first["success_timestamp_seconds"] < skipped["run_timestamp_seconds"]
+
+
+def test_a_file_of_metrics_that_is_none_is_refused_and_stays(tmp_path, capsys):
+    """It was replaced by a file without a word, also where it was a device."""
+    os.mkfifo(tmp_path / "job.prom")
+    command = ["--input", "in", "--output", f"{tmp_path}/out", "--model", "digits", "--metrics-file"]
+    for target in (tmp_path / "job.prom", tmp_path):
+        assert run.main([*command, f"{target}"]) == 2
+        expected = "expected a file or a free name, found something else there; choose another name"
+        assert capsys.readouterr().err == f"error: --metrics-file {target}: {expected}\n"
+    assert [each.is_fifo() for each in tmp_path.iterdir()] == [True]
+
+
+def test_a_file_of_metrics_may_be_a_link(tmp_path, capsys):
+    (tmp_path / "job.prom").symlink_to("target.prom")
+    assert run.main(["--input", "no/such", "--output", f"{tmp_path}/out", "--metrics-file", f"{tmp_path}/job.prom"]) == 2
+    assert (tmp_path / "job.prom").is_symlink() and "detection_last_exit_code" in (tmp_path / "target.prom").read_text()
