@@ -283,7 +283,7 @@ def _commonest(stats: JobStats) -> str:
     """The most common reason of failed images, with an example: if storage is gone, this is all there is to know."""
     if not stats.dead:
         return ""
-    ((_, reason), count) = stats.dead.most_common(1)[0]
+    reason, count = stats.dead_by_reason.most_common(1)[0]
     example = next((letter.message for letter in stats.dead_examples.get(reason, ())), reason)
     return f"; {count} of them {reason}, such as: {' '.join(example.split())[:300]}"
 

@@ -26,7 +26,7 @@ from pipeline.records import DeadLetter, DetectedImage
 from pipeline.report.annotate import class_colour, picture
 from pipeline.report.charts import Bar, bars, line_over_time
 from pipeline.report.texts import breakable, counted, duration, link, number, share, yaml_value
-from pipeline.stats.job_stats import JobStats, summed
+from pipeline.stats.job_stats import JobStats
 from pipeline.stats.summary import confidences_of
 
 _SHOWN_CLASSES = 30
@@ -119,7 +119,7 @@ def _of_folder(folder: Folder, run: Mapping[str, Any]) -> dict[str, Any]:
     total, found = max(stats.read, 1), stats.confidences.total()
     names = [f"{name} {version}".strip() for name, version in folder.models]
     last = ("model", "mode", "started_at", "finished_at", "account", "parts", "adds_up", "facts", "warnings", "unit")
-    confidences, reasons = confidences_of(stats), summed((reason, n) for (_, reason), n in stats.dead.items())
+    confidences = confidences_of(stats)
     return {
         "folder": {"name": folder.output, "last": {key: run[key] for key in last}, "page": folder.page_of_run},
         "unit": "images",
@@ -129,7 +129,7 @@ def _of_folder(folder: Folder, run: Mapping[str, Any]) -> dict[str, Any]:
         "adds_up": True,
         "warnings": (),
         "facts": [("Detections", number(found)), ("Per image", number(found / detected if detected else None, 1))],
-        "reasons": _reasons(dict(reasons.most_common()), stats.dead_examples),
+        "reasons": _reasons(dict(stats.dead_by_reason.most_common()), stats.dead_examples),
         "samples": [_sample(*picture) for picture in folder.samples],
         "classes": _classes(stats.classes, confidences["by_class"]),
         "classes_caption": f"{counted(len(stats.classes), 'class', 'classes')} with detections",

@@ -125,6 +125,11 @@ class JobStats:
         return self.dead.total()
 
     @property
+    def dead_by_reason(self) -> Counter[str]:
+        """Dead letters by reason, of which one may stand in several stages."""
+        return summed((reason, amount) for (_, reason), amount in self.dead.items())
+
+    @property
     def dead_shares(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """How many images failed, of how many: of those that were tried; and of all, with those that were done before.
 

@@ -83,7 +83,7 @@ def summarise(stats: JobStats, facts: RunFacts) -> dict[str, Any]:
         **({"submission_seconds": round(facts.ready_at - facts.submitted_at, 3)} if facts.is_elsewhere else {}),
         "batch_sizes": {str(size): stats.batches[size] for size in sorted(stats.batches)},
         "stage_seconds": {stage: round(times.total_s, 3) for stage, times in stats.stages.items()},
-        "dead_by_reason": dict(summed((reason, n) for (_, reason), n in stats.dead.items()).most_common()),
+        "dead_by_reason": dict(stats.dead_by_reason.most_common()),
         "dead_by_stage": dict(summed((stage, n) for (stage, _), n in stats.dead.items()).most_common()),
         "classes": dict(stats.classes.most_common()),
         "detections": stats.confidences.total(),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,11 @@ def test_a_repeat_of_the_last_step_changes_nothing_and_one_of_half_of_it_writes_
     conclude(JobStats(read=7), end, SPEC)
     assert {path: path.read_bytes() for path in Path(end.run.reports).iterdir()} == first
     assert not Path(end.run.folder).exists() and not end.run.goes_on()
+
+
+def test_the_commonest_reason_is_that_of_all_stages_together(end):
+    dead = Counter({("read", "not_allowed"): 2, ("message", "not_allowed"): 2, ("decode", "corrupt"): 3})
+    assert "; 4 of them not_allowed, such as: " in end.reported(JobStats(read=7, dead=dead)).error
 
 
 def test_an_input_that_names_nothing_is_an_outcome_and_no_repeat_of_the_step_changes_it(end):
