@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import posixpath
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.config.paths import local_path
 from pipeline.errors import CommandParser, InputError, run_command
 from pipeline.log_lines import say
 from pipeline.outcome.folder_report import page_of_folder
-from pipeline.results.layout import REPORT, RUNS, SUMMARY, check_reports, results_folder
+from pipeline.results.layout import REPORT, RUNS, SUMMARY, check_reports, check_results, results_folder
 from pipeline.results.wanted import add_row_flags, wanted_rows
 from pipeline.storage.files import file_to_write, read_checked, write_file
+from pipeline.storage.globs import escape_glob
+from pipeline.storage.listing import files_in, location_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,16 +43,27 @@ def _report(flags: argparse.Namespace) -> int:
 
 
 def _summary(output: str, run: str) -> dict[str, Any]:
-    """The summary of a run, by default of the newest one.
+    """The summary of a run, by default of the newest one; empty where none has ended.
 
     Raises:
-      InputError: There is none.
+      InputError: The given run has none, or the folder has no results.
     """
-    folder = f"{output}/{RUNS}/{run}" if run else output
-    found: Any = read_checked(f"{folder}/{SUMMARY}", json.loads)
-    if not (isinstance(found, dict) and {"images", "model", "config", "confidences"} <= {*found}):
+    if run:
+        if found := _read(folder := f"{output}/{RUNS}/{run}"):
+            return found
         raise InputError(f"{folder}: expected the {SUMMARY} that a run of this program has written, found none")
-    return found
+    check_results(output)
+    of_runs = files_in(location_of(f"{escape_glob(output)}/{RUNS}/*/{SUMMARY}"))
+    return _read(output) or max(map(_read, (posixpath.dirname(file.path) for file in of_runs)), key=_ended, default={})
+
+
+def _read(folder: str) -> dict[str, Any]:
+    found: Any = read_checked(f"{folder}/{SUMMARY}", json.loads)
+    return found if isinstance(found, dict) and {"images", "model", "config", "confidences"} <= {*found} else {}
+
+
+def _ended(summary: Mapping[str, Any]) -> str:
+    return str(summary.get("finished_at", ""))
 
 
 def make_parser() -> argparse.ArgumentParser:

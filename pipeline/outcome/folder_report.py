@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from models.evaluate.detection_rows import from_json
-from pipeline.config import DetectConfig
+from pipeline.config import Config, DetectConfig
 from pipeline.failures import Failure
 from pipeline.feed.decode import decode_image
 from pipeline.feed.read_again import Read, reads
@@ -31,6 +31,7 @@ from pipeline.results.rows import exact_uris, json_rows
 from pipeline.results.wanted import ALL, Wanted
 from pipeline.stats.job_stats import EXAMPLES, JobStats, confidence_bins
 from pipeline.stats.samples import REPORT_SAMPLES, Ranked, chosen, keep, ranks_of
+from pipeline.stats.summary import RunFacts, summarise
 
 _SAMPLED = 200_000  # rows among which samples are chosen; each takes microseconds
 _THREADS = 4
@@ -42,7 +43,7 @@ def page_of_folder(output: str, summary: Mapping[str, Any], wanted: Wanted = ALL
 
     Args:
       output: The folder.
-      summary: Of its last run, as `summary.json` has it.
+      summary: Of its last run, as `summary.json` has it; empty where none has ended.
       wanted: Which rows; of these the current ones.
 
     Raises:
@@ -51,8 +52,9 @@ def page_of_folder(output: str, summary: Mapping[str, Any], wanted: Wanted = ALL
     found = undisturbed(partial(_figures, output, wanted))
     run = summary.get("run", "")
     page = f"{RUNS}/{run}/{REPORT}" if run else ""
-    folder = found._replace(samples=list(_with_pictures(found.samples)), page_of_run=page)
-    return render_report(summary, [], {}, folder=folder).encode("utf-8", "backslashreplace")
+    folder = found._replace(samples=list(_with_pictures(found.samples)), page_of_run=page, has_run=bool(summary))
+    of_none = summarise(JobStats(), RunFacts(0.0, 0.0, 0.0, "", Config().as_dict()))
+    return render_report(summary or of_none, [], {}, folder=folder).encode("utf-8", "backslashreplace")
 
 
 def _figures(output: str, wanted: Wanted) -> Folder:

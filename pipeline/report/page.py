@@ -49,6 +49,7 @@ class Folder(NamedTuple):
       models: Images with a result by name and version of the model.
       samples: Results to show as pictures, each with its purpose.
       page_of_run: The page of the last run, relative to this one; empty if there is none.
+      has_run: Whether a run has ended; without one the page is of the rows alone.
     """
 
     output: str
@@ -56,6 +57,7 @@ class Folder(NamedTuple):
     models: Mapping[tuple[str, str], int]
     samples: Sequence[Picture]
     page_of_run: str = ""
+    has_run: bool = True
 
 
 def render_report(
@@ -121,7 +123,7 @@ def _of_folder(folder: Folder, run: Mapping[str, Any]) -> dict[str, Any]:
     last = ("model", "mode", "started_at", "finished_at", "account", "parts", "adds_up", "facts", "warnings", "unit")
     confidences = confidences_of(stats)
     return {
-        "folder": {"name": folder.output, "last": {key: run[key] for key in last}, "page": folder.page_of_run},
+        "folder": {"name": folder.output, "last": folder.has_run and {key: run[key] for key in last}, "page": folder.page_of_run},
         "unit": "images",
         "model": ", ".join(sorted(names)[:_SHOWN_MODELS]) + ", …" * (len(names) > _SHOWN_MODELS),
         "account": [("read", "", stats.read, "image with a row" if stats.read == 1 else "images with a row"), *account],
@@ -134,6 +136,7 @@ def _of_folder(folder: Folder, run: Mapping[str, Any]) -> dict[str, Any]:
         "classes": _classes(stats.classes, confidences["by_class"]),
         "classes_caption": f"{counted(len(stats.classes), 'class', 'classes')} with detections",
         "confidences": _confidences(confidences["all"]),
+        **({} if folder.has_run else {"model_settings": [], "changed": [], "unchanged": []}),
     }
 
 

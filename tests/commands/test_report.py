@@ -9,6 +9,7 @@ from pipeline import run
 from pipeline.__main__ import main as detect_objects
 from pipeline.commands import report as report_folder
 from tests.launch.jobs import write_images
+from tests.shard_rows import detected, failed, write_rows
 
 pytestmark = pytest.mark.slow
 
@@ -69,6 +70,28 @@ def test_a_folder_without_results_is_one_line(folder, capsys):
     (folder / "empty").mkdir()
     assert report_folder.main(["empty"]) == 2
     assert (
-        capsys.readouterr().err == "error: empty: expected the summary.json that a run of this program has written, found none\n"
+        capsys.readouterr().err == "error: output empty: expected the results folder of an earlier run, found no results in it\n"
     )
     assert not os.listdir(folder / "empty")
+    write_rows("rows", [detected("a.png")])
+    assert report_folder.main(["rows", "--run", "0a1b"]) == 2
+    assert "rows/runs/0a1b: expected the summary.json that a run" in capsys.readouterr().err
+
+
+def test_a_folder_of_a_job_that_has_not_ended_has_a_page(folder, capsys):
+    """It runs, or was killed, or is a stream; its page has the rows, and no last run."""
+    write_rows("out", [detected("a.png")], [failed("b.png")])
+    assert report_folder.main(["out"]) == 0
+    page = (folder / "out" / "report.html").read_text()
+    assert summed(page) == [[2, 1, 1]]
+    assert {*re.findall(r"<h2>(.*?)</h2>", page)} == {"Dead letters", "Samples", "Classes", "Confidence"}
+
+
+def test_without_a_summary_at_the_top_the_last_run_is_the_newest_in_runs(folder, bright_model):
+    job = ["--output", "out", "--model", bright_model]
+    for name in ("a", "b"):
+        assert run.main(["--input", f"in/{name}.png", *job]) == 0
+    before = (folder / "out" / "report.html").read_text()
+    (folder / "out" / "summary.json").unlink()
+    assert report_folder.main(["out"]) == 0
+    assert (folder / "out" / "report.html").read_text() == before
