@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from pipeline.errors import UserError
 
+_CLEAN_UP_SECONDS = 10.0
 _TELL_SECONDS = 45.0  # three tries of a webhook
 
 
@@ -95,6 +96,15 @@ class ProcessState:
         """
         if self.stopped:
             raise KeyboardInterrupt
+
+    def clean_up(self, work: Callable[[], object]) -> None:
+        """Removes what is removed later otherwise; at the end of a stopped job for some seconds only, since storage may hang."""
+        if not self.stopped:
+            work()
+            return
+        cleaning = threading.Thread(target=work, name="clean-up", daemon=True)
+        cleaning.start()
+        cleaning.join(_CLEAN_UP_SECONDS)
 
     def fail(self, failure: UserError) -> None:
         """Notes what the job cannot go on after; a worker's process ends here."""

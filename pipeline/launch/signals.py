@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 
 from pipeline.errors import SIGNALS, signals_call
 from pipeline.log_lines import write_unlocked
 from pipeline.process import PROCESS
 from pipeline.runners.cause import raise_cause
+
+_LATE_SECONDS = 5.0  # most jobs have ended by then
 
 
 @contextlib.contextmanager
@@ -19,9 +23,11 @@ def stopped_by_signals(output: str = "") -> Iterator[None]:
 
     For what else it raises, see `raise_cause`.
     """
+    ended = threading.Event()
 
     def stop() -> None:
         PROCESS.stopped = True
+        _thread.start_new_thread(_tell_if_late, (ended,))  # a `threading.Thread` takes locks to start
         _next_signal_ends_the_process()  # a store that is away may keep the job for minutes
         raise KeyboardInterrupt
 
@@ -32,6 +38,7 @@ def stopped_by_signals(output: str = "") -> Iterator[None]:
             raise_cause(err, output)
         finally:
             PROCESS.stopped = False
+            ended.set()
 
 
 @contextlib.contextmanager
@@ -69,6 +76,11 @@ def signals_noted(what: str) -> Iterator[None]:
             signal.signal(number, handler)
         if noted:
             os.kill(os.getpid(), noted[0])
+
+
+def _tell_if_late(ended: threading.Event) -> None:
+    if not ended.wait(_LATE_SECONDS):
+        write_unlocked("stopping: calls under way end first, within a minute if storage hangs; a second signal ends the process")
 
 
 def _next_signal_ends_the_process() -> None:

@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from pipeline.errors import BusyError
 from pipeline.failures import ImageError
 from pipeline.log_lines import console
+from pipeline.process import PROCESS
 from pipeline.results.run_folder import Run
 from pipeline.storage.files import delete_files, delete_generations, make_folder
 from pipeline.storage.store import ChangedError, FoundFile, retried
@@ -183,13 +184,16 @@ def _beating(path: str, holder: bytes, generation: str, beat_s: float) -> Iterat
                     return
                 generation = written
 
+    def release() -> None:
+        beats.join()
+        with contextlib.suppress(Exception):
+            if not _goes_on(path, holder):
+                delete_generations({path: generation})
+
     beats = threading.Thread(target=beat, name="lock heartbeat", daemon=True)
     beats.start()
     try:
         yield
     finally:
         end.set()
-        beats.join()
-        with contextlib.suppress(Exception):
-            if not _goes_on(path, holder):
-                delete_generations({path: generation})
+        PROCESS.clean_up(release)

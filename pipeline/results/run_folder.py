@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from pipeline.process import PROCESS
 from pipeline.results.layout import OUTCOME, RUNS
 from pipeline.storage.files import UNFINISHED, delete_files, exists, is_own_file, write_files
 from pipeline.storage.listing import files_of
@@ -97,6 +98,9 @@ class Run(NamedTuple):
 
     def remove_if_possible(self) -> None:
         """Removes the run's folder, which else goes once it is abandoned."""
+        PROCESS.clean_up(self._try_to_remove)
+
+    def _try_to_remove(self) -> None:
         with contextlib.suppress(Exception):
             self.remove()
 

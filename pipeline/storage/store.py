@@ -10,11 +10,13 @@ import contextlib
 import errno
 import http.client
 import io
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from pipeline.errors import AwayError, UserError
 from pipeline.failures import ImageError
+from pipeline.process import PROCESS
 from pipeline.storage.name_ranges import NameRange
 
 RETRY_SECONDS = 120.0  # as Google's clients
@@ -231,28 +233,33 @@ class _ObjectFile(io.RawIOBase):
 def retried(
     call: Callable[..., _Answer], seconds: float = RETRY_SECONDS, on_failure: Callable[[Exception], None] | None = None
 ) -> Callable[..., _Answer]:
-    """A call that is repeated while its failure is transient; then its last failure is raised.
+    """A call that is repeated while its failure is transient, and the job is not stopped; then its last failure is raised.
 
     Args:
       call: The call.
-      seconds: How long it is repeated.
+      seconds: How long it is repeated, from the beginning of the first try on.
       on_failure: Called with each transient failure; its exceptions end the call.
     """
 
+    def may_pass(err: BaseException) -> bool:
+        return is_transient_error(err) and not PROCESS.stopped
+
     def tried(*args: Any) -> _Answer:
+        end = time.monotonic() + seconds
         try:
             return call(*args)
         except Exception as err:  # `Retry` costs 20 microseconds, and its import, which most calls can do without
-            if not is_transient_error(err):
+            if not may_pass(err):
                 raise
             if on_failure:
                 on_failure(err)
-            if seconds <= 0:
+            left = end - time.monotonic()
+            if left <= 0:
                 raise
         from google.api_core.exceptions import RetryError
         from google.api_core.retry import Retry
 
-        again = Retry(is_transient_error, initial=0.2, maximum=_LONGEST_WAIT_SECONDS, timeout=seconds, on_error=on_failure)
+        again = Retry(may_pass, initial=0.2, maximum=_LONGEST_WAIT_SECONDS, timeout=left, on_error=on_failure)
         try:
             answer: _Answer = again(call)(*args)
         except RetryError as err:
