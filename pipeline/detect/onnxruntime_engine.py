@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib
 import importlib.metadata
 import inspect
 import os
@@ -66,7 +67,7 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     inputs, outputs = ({one.name: _tensor(one) for one in ones} for ones in (plain.get_inputs(), plain.get_outputs()))
     signature = channels_last(Signature(inputs, outputs, functools.partial(_answers, plain)))
     metadata = describe_onnx(signature, local, folder, model, detect, properties=plain.get_modelmeta().custom_metadata_map)
-    if detect.precision == "float16" and detect.engine != "tensorrt" and inputs[metadata.input_name].dtype != "float16":
+    if detect.precision == "float16" and inputs[metadata.input_name].dtype != "float16":
         network = _in_float16(network, folder)
     content, roles = add_steps(network, signature, metadata, detect, folder)
     engine = _OnnxRuntime(_opener(folder, content, detect), roles, metadata, detect)
@@ -178,12 +179,20 @@ def _opener(folder: str, content: bytes, detect: DetectConfig) -> Callable[[], A
     if providers != [_CPU]:
         with contextlib.redirect_stdout(sys.stderr):
             onnxruntime.preload_dlls()  # CUDA's libraries that pip has installed
+        if detect.engine == "tensorrt":  # and TensorRT's: https://github.com/microsoft/onnxruntime/issues/18597
+            with contextlib.suppress(Exception):  # the session shows what is missing
+                importlib.import_module("tensorrt")
 
     def open_session() -> Any:
         try:  # without its own way back to the CPU, which it takes after any error of CUDA, also when memory does not suffice
             session = onnxruntime.InferenceSession(content, options, providers=providers, enable_fallback=0)
         except Exception as err:
             raise ModelError(f"model {folder}: ONNX Runtime cannot load it: {first_line(err)}") from err
+        if detect.engine == "tensorrt" and _TENSORRT not in session.get_providers():
+            raise ModelError(
+                "engine tensorrt: ONNX Runtime cannot load TensorRT's libraries; install the package tensorrt in the version of "
+                "https://onnxruntime.ai/docs/execution-providers/TensorRT-ExecutionProvider.html#requirements"
+            )
         if detect.device.startswith("gpu") and _CUDA not in session.get_providers():
             raise ModelError(
                 f"device {detect.device}: ONNX Runtime has {', '.join(available)}, this process may use {nvidia_gpus()} GPUs; "
@@ -213,8 +222,10 @@ def _providers(available: list[str], detect: DetectConfig, content: bytes) -> li
     memory = {"gpu_mem_limit": str(detect.gpu_memory_mb * 1_048_576)} if detect.gpu_memory_mb else {}
     on_gpu: list[Any] = [(_CUDA, {**device, **memory})]
     if detect.engine == "tensorrt":
+        # without `trt_fp16_enable` a network of types that are kept, else boxes would be decoded in float16, too:
+        # https://github.com/microsoft/onnxruntime/pull/18707
         cache = {"trt_engine_cache_enable": "1", "trt_engine_cache_path": engine_cache(content)}
-        on_gpu.insert(0, (_TENSORRT, {**device, **cache, "trt_fp16_enable": str(int(detect.precision == "float16"))}))
+        on_gpu.insert(0, (_TENSORRT, {**device, **cache}))
     return [*on_gpu, _CPU]
 
 

@@ -1,5 +1,6 @@
 """ONNX Runtime computes in float16 where it is asked to; boxes are decoded in float32, so that they stay where they are."""
 
+import glob
 import sys
 
 import numpy as np
@@ -9,7 +10,7 @@ from models.geometry import iou_matrix
 from pipeline.config import DetectConfig
 from pipeline.detect.engine import check_installed
 from pipeline.detect.onnx_graph import to_float16
-from pipeline.detect.onnxruntime_engine import engine_cache
+from pipeline.detect.onnxruntime_engine import _providers, engine_cache
 from pipeline.errors import ModelError
 from tests.detect.test_families import picture
 from tests.onnx_files import HW, NAMES
@@ -21,6 +22,7 @@ pytest.importorskip("onnxruntime", reason="the extra onnxruntime is not installe
 onnx = pytest.importorskip("onnx", reason="the extra onnxruntime is not installed")
 pytest.importorskip("onnxconverter_common", reason="the extra onnxruntime is not installed")
 
+PROVIDERS = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
 ROWS, COLUMNS, STRIDE = HW[0] // 8, HW[1] // 8, 90  # boxes lie up to 1,080 pixels away, where float16 has steps of half a pixel
 
 
@@ -235,6 +237,47 @@ def test_tensorrt_that_is_not_there_is_one_line(file):
     ) as err:
         detected(file, [], DetectConfig(engine="tensorrt"))
     assert "\n" not in str(err.value)
+
+
+@pytest.fixture
+def a_gpu(monkeypatch, tmp_path):
+    """A machine with a GPU, on which ONNX Runtime was built with TensorRT."""
+    real = glob.glob
+    monkeypatch.setattr(glob, "glob", lambda path, **more: ["/dev/nvidia0"] if "nvidia" in path else real(path, **more))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: PROVIDERS)
+
+
+def test_tensorrt_whose_libraries_cannot_be_loaded_is_one_line(file, tmp_path, monkeypatch, a_gpu):
+    """ONNX Runtime would use CUDA without a word. Those that pip has installed are loaded before."""
+    (tmp_path / "tensorrt.py").write_text(f"open({str(tmp_path / 'loaded')!r}, 'x')\nraise OSError('libnvinfer.so.10')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ModelError, match=r"^engine tensorrt: ONNX Runtime cannot load TensorRT's libraries; ") as err:
+        detected(file, [], DetectConfig(engine="tensorrt"))
+    assert "\n" not in str(err.value) and (tmp_path / "loaded").exists()
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_tensorrt_keeps_its_engines_and_computes_as_the_file_says(a_gpu, precision):
+    """With `trt_fp16_enable` it would decode boxes in float16, too; without, it takes the types of the network."""
+    detect = DetectConfig(engine="tensorrt", device="gpu:0", precision=precision, gpu_memory_mb=100)
+    device = {"device_id": "0"}
+    cache = {"trt_engine_cache_enable": "1", "trt_engine_cache_path": engine_cache(b"network")}
+    assert _providers(PROVIDERS, detect, b"network") == [
+        (PROVIDERS[0], {**device, **cache}),
+        (PROVIDERS[1], {**device, "gpu_mem_limit": "104857600"}),
+        PROVIDERS[2],
+    ]
+
+
+def test_tensorrt_gets_the_network_that_decodes_boxes_in_float32(file, tmp_path, monkeypatch, a_gpu):
+    with pytest.raises(ModelError, match="engine tensorrt"):
+        detected(file, [], DetectConfig(engine="tensorrt", precision="float16"))
+    (kept,) = (tmp_path / "cache" / "hybrid-detection-pipeline" / "onnx-float16").iterdir()
+    assert {each.data_type for each in onnx.load(str(kept)).graph.initializer if each.name in ("w1", "w2")} == {
+        onnx.TensorProto.FLOAT16
+    }
 
 
 def test_tensorrts_engines_of_a_version_are_no_other_versions(file, tmp_path, monkeypatch):
