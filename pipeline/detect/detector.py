@@ -39,6 +39,7 @@ from pipeline.limits import MEMORY, Share, available_cpus
 from pipeline.process import PROCESS
 from pipeline.records import INLINE, DeadLetter, DetectedImage, Detections, EncodedImage, Image, Timing, ref_of
 from pipeline.stats.canary_stats import CanaryStats
+from pipeline.stats.counted import COUNTED
 from pipeline.stats.job_stats import JobStats
 from pipeline.stats.samples import Sampler
 from pipeline.storage.fetch import RETRY_SECONDS
@@ -169,7 +170,15 @@ class Detector:
     def model_stats(self, wait_s: float = 0.0) -> JobStats:
         """Facts of the model in use, and the figures of `canary_stats`."""
         notes, names = self.model.notes, self.model.metadata.class_names
-        return JobStats(batch_sizes=self.batch_sizes, canary=self.canary_stats(wait_s), model_notes=notes, class_names=names)
+        in_use = (self.model.metadata.name, self.model.version)
+        canary = self.canary_stats(wait_s)
+        return JobStats(batch_sizes=self.batch_sizes, canary=canary, model_notes=notes, class_names=names, in_use=in_use)
+
+    def note_event(self, name: str) -> None:
+        """Counts a swap or a refusal: for what this process serves at once, for Beam's counters with the next chunk."""
+        self.version_events.append(name)
+        with COUNTED.lock:
+            COUNTED.model_events[name] += 1
 
     def counted_swaps(self) -> Counter[str]:
         """`swaps` and `refusals` of versions and the canary's counts, since the last call."""
@@ -177,7 +186,12 @@ class Detector:
         with contextlib.suppress(IndexError):
             while True:
                 counts[self.version_events.popleft()] += 1
-        return counts + self._last_canary.take_counts() if self._last_canary else counts
+        if not self._last_canary:
+            return counts
+        of_canary = self._last_canary.take_counts()
+        with COUNTED.lock:
+            COUNTED.model_events.update(of_canary)
+        return counts + of_canary
 
     def stop_waiting(self) -> None:
         """Skips images of messages whose store does not answer, since the job ends."""

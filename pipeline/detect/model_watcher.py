@@ -143,7 +143,7 @@ class ModelWatcher:
             if version in versions_in(self._folder).values():  # else the version is not to blame
                 self._refuse(version, err, f"version {version.name} is refused, version {old.version} stays")
             return False
-        self._detector.version_events.append("swaps")
+        self._detector.note_event("swaps")
         self._in_use = version
         waited = "" if has_room else "; images waited meanwhile, since memory has no room for two versions"
         self._say(f"version {old.version} -> {version.name}, loaded in {time.monotonic() - began:.1f} s{waited}")
@@ -247,7 +247,7 @@ class ModelWatcher:
         why = why or type(err).__name__
         self._refused[version] = _Refusal(why, time.monotonic() + pause_s, pause_s)
         if why != before.why:
-            self._detector.version_events.append("refusals")
+            self._detector.note_event("refusals")
             self._say(f"{said}: {why}")
 
     def _say(self, text: str) -> None:

@@ -132,7 +132,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         *("detection_model_info", "gauge", "1", "1 for each model version in use"),
-        lambda stats: {stats.model: 1} if stats.model[0] else {},
+        lambda stats: {model: 1} if (model := stats.in_use if stats.in_use[0] else stats.model)[0] else {},
         ("name", "version"),
     ),
     Metric(

@@ -70,11 +70,9 @@ def count_results(*results: DetectedImage | DeadLetter) -> None:
 
 
 def count_swaps(counts: Mapping[str, int]) -> None:
-    """Counts what happened to model versions: `swaps`, `refusals`, and the counts of a canary."""
+    """Counts what happened to model versions as Beam metrics: `swaps`, `refusals`, and the counts of a canary."""
     for name, times in counts.items():
         _counters[name].inc(times)
-    with COUNTED.lock:
-        COUNTED.model_events.update(counts)
 
 
 def note_published(image: DetectedImage, now: float) -> None:

@@ -30,7 +30,7 @@ _SUMS = (
     *("read", "skipped", "done", "done_dead", "dead", "batches", "latencies", "publish_latencies", "finished", "publish_ms"),
     *("versions", "model_events", "objects", "outside", "confidences", "left_out"),
 )
-_LARGEST = ("last", "backlog_age_ms", "batch_sizes", "model_notes", "class_names")
+_LARGEST = ("last", "backlog_age_ms", "batch_sizes", "model_notes", "class_names", "in_use")
 
 ClassConfidences = Counter[tuple[str, Annotated[int, msgspec.Meta(ge=0, lt=BINS)]]]  # detections by class name and bin
 
@@ -62,6 +62,7 @@ class JobStats:
       dead_examples: A few dead letters of each reason, with short texts and without payload.
       versions: Images by the model's version.
       last: (when, name, version) of the model last seen.
+      in_use: Name and version of the model that this process has in use, also where no image comes; empty: none.
       began: When a detector took the first of the detected images, seconds since the epoch.
       model_events: What happened to model versions, by the name of the Beam counter: `swaps`, `refusals`, `canary_*`.
       batch_sizes: The allowed batch sizes of the model in use; empty if unknown.
@@ -91,6 +92,7 @@ class JobStats:
     versions: Counter[str] = dataclasses.field(default_factory=Counter)
     last: tuple[float, str, str] = (0.0, "", "")
     began: float = math.inf
+    in_use: tuple[str, str] = ("", "")
     model_events: Counter[str] = dataclasses.field(default_factory=Counter)
     batch_sizes: tuple[int, ...] = ()
     canary: CanaryStats | None = None
@@ -179,7 +181,7 @@ class JobStats:
 
     def take_model(self, other: JobStats) -> None:
         """Replaces the facts of the model in use by those that other statistics have."""
-        for name in ("batch_sizes", "canary", "model_notes", "class_names"):
+        for name in ("batch_sizes", "canary", "model_notes", "class_names", "in_use"):
             setattr(self, name, getattr(other, name))
 
     def copy(self) -> JobStats:

@@ -29,6 +29,7 @@ from pipeline.detect.versions import files_of, is_watchable, locate, resolve_ver
 from pipeline.errors import ModelError
 from pipeline.log_lines import log_lines
 from pipeline.records import DetectedImage
+from pipeline.stats.counted import COUNTED
 from pipeline.storage.files import delete_files, write_file
 from tests.conftest import REPO
 from tests.detect.versioned_models import FAST, HW, ONE, image, label, loaded, look, save_version, version_of, write_version
@@ -189,11 +190,14 @@ def test_a_version_is_waited_for_refused_once_taken_and_rolled_back(request, tmp
         look(detector, 1)
     assert (detector.model.version, capfd.readouterr().err) == ("7", "")
 
+    before = COUNTED.model_events.copy()
     write_version(path, 8, classes="b")
     look(detector, 4)
     why = "its class 0 is b, that of the version in use is a"
     assert capfd.readouterr().err == f"model detector: version 8 is refused, version 7 stays: {why}\n"
-    assert detector.counted_swaps() == {"refusals": 1}
+    for _ in ("before an image comes", "after one"):
+        assert COUNTED.model_events - before == {"refusals": 1}, "which raises an alert"
+        assert detector.counted_swaps() in ({"refusals": 1}, {})
 
     write_version(path, 8)
     look(detector, 1)
@@ -206,6 +210,7 @@ def test_a_version_is_waited_for_refused_once_taken_and_rolled_back(request, tmp
     delete_files(file.path for file in files_of(f"{path}/8"))
     look(detector, 1)
     assert detector.model.version == "7"
+    assert detector.model_stats().in_use == ("detector", "7") and COUNTED.model_events - before == {"refusals": 1, "swaps": 2}
     assert (detector.counted_swaps(), detector.counted_swaps()) == ({"swaps": 2}, {})
     delete_files(file.path for file in files_of(f"{path}/7"))
     with pytest.raises(ModelError, match="found none"):

@@ -38,6 +38,14 @@ def some_stats() -> JobStats:
     return stats
 
 
+def test_the_model_is_the_one_in_use_also_where_no_image_comes():
+    """A stream without messages would else show the version of its last image for ever."""
+    stats = some_stats()
+    stats.in_use = ("bright", "2")
+    shown = samples(stats)
+    assert (shown["detection_model_info", "bright", "2"], ("detection_model_info", "bright", "1") in shown) == (1, False)
+
+
 def test_before_the_first_image_all_is_there_with_zeros():
     shown = samples(JobStats())
     assert shown["detection_images_total", "detected", ""] == 0
