@@ -33,6 +33,7 @@ from models.evaluate.detection_rows import RowsError
 from pipeline.config import Config, check_model_is_named, load_config
 from pipeline.config.engines import ENGINES, SERVER, engines_for
 from pipeline.config.setting import is_own_engine
+from pipeline.detect.engine import COMPILED_SIZES
 from pipeline.detect.gpus import gpu_names, take_gpu
 from pipeline.detect.load_model import engine_of
 from pipeline.detect.trial import Settings, trial
@@ -137,10 +138,13 @@ def candidates(stage: str, config: Config) -> list[Settings]:
             if (gpu and ENGINES[name].compiles if more else (name, precision) != (engine, detect.precision))
         ]
     one_image, largest = kind is not None and not kind.batches, (1, 8, 16, 64) if gpu else (1, 8, 16)
+    sizes = [[2**power for power in range(each.bit_length())] for each in largest]
+    if gpu and kind and (engine == "tensorrt" or (kind.compiles and detect.compiled != "no")):
+        sizes = [list(COMPILED_SIZES[: number + 1]) for number in range(len(COMPILED_SIZES))]
     values: dict[str, list[Any]] = {
         "concurrent_batches": [1, 2, 4, 6] if gpu and kind and "gpu" in kind.precisions else sorted({1, cpus, 2 * cpus}),
         "intra_op_threads": [] if at_server else sorted({1, cpus}),
-        "batch_sizes": [] if one_image else [[2**power for power in range(each.bit_length())] for each in largest],
+        "batch_sizes": [] if one_image else sizes,
         "feeder_processes": sorted({max(1, cpus // 2), 2 * cpus}),
     }
     used = getattr(detect, stage)

@@ -112,7 +112,7 @@ class FunctionEngine:
 def concurrent_batches_of(detect: DetectConfig, gpu: bool) -> int:
     """Concurrent batches: as set, else three on a GPU, and one more than cores on a CPU, up to four.
 
-    On a GPU one is copied, one computes, and boxes of one are suppressed on the CPU.
+    On a GPU one is copied, one computes, and the boxes of one are read.
     """
     return detect.concurrent_batches or (3 if gpu else min(4, available_cpus() + 1))
 
