@@ -16,11 +16,13 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 from apache_beam.version import __version__
 
 from pipeline.beam_internals import fetch_prism
-from pipeline.errors import ConfigError, RunnerError
+from pipeline.errors import AwayError, ConfigError, RunnerError
 from pipeline.failures import one_line
+from pipeline.process import PROCESS
 
 _START_SECONDS = 30.0
 # runs a command that ends whenever this process does: the shell's standard input, a pipe, closes then
@@ -41,6 +43,7 @@ def running_prism(options: Any) -> Iterator[None]:
 
     Raises:
       RunnerError: There is no Prism, or it does not start.
+      AwayError: The block failed, and Prism had ended.
     """
     from apache_beam.options.pipeline_options import PortableOptions
 
@@ -62,9 +65,32 @@ def running_prism(options: Any) -> Iterator[None]:
             raise RunnerError(f"Prism does not start (exit code {process.poll()}); try it by hand: {' '.join(command)}")
         portable = options.view_as(PortableOptions)
         portable.job_endpoint, portable.environment_type = endpoint, "LOOPBACK"
-        yield
+        _ignore_closed_channels()
+        try:
+            yield
+        except Exception as err:
+            if isinstance(err, grpc.RpcError):  # the channel closes before the process is gone
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=2)
+            if process.poll() is None or PROCESS.stopped:
+                raise
+            raise AwayError(f"Prism has ended (exit code {process.returncode}); run the same command again") from err
     finally:
         end_process(process)
+
+
+def _ignore_closed_channels() -> None:
+    """Keeps tracebacks of Beam's threads, whose channels close as Prism ends, out of the log.
+
+    Threads may end after this block; `log_lines` takes the hook away at its own end.
+    """
+    hook = threading.excepthook
+
+    def log_others(raised: threading.ExceptHookArgs) -> None:
+        if not isinstance(raised.exc_value, (grpc.RpcError, KeyboardInterrupt)):
+            hook(raised)
+
+    threading.excepthook = log_others
 
 
 def _read_log(log: Any, endpoints: queue.SimpleQueue[str]) -> None:
