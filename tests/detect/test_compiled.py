@@ -1,6 +1,7 @@
 """XLA compiles for any device: a CPU shows that boxes stay the same, and that what it cannot compile runs as before."""
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_detector import load_detector
 from tests.conftest import REPO
 from tests.detect.test_families import NAMES, picture, save
+from tests.forked_jobs import run_forked
 from tests.models.darknet_cases import STEM, conv, random_values, write_weights, yolo
 from tests.tiny_models import save_model
 from tests.without_keras import tf
@@ -111,6 +113,28 @@ def test_in_float16_its_boxes_are_decoded_in_float32(darknet, tmp_path, imported
     np.testing.assert_allclose(half["scores"], full["scores"], atol=0.01)
     difference = np.abs(half["boxes"] - full["boxes"]).max()
     assert 0 < difference < 0.02, "float16 was used, and is near"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "signature", "sizes"),
+    [
+        ({"precision": "float16"}, "candidates_float16", [1, 8, 32]),
+        pytest.param({"precision": "float16", "compiled": "no"}, "candidates", [1, 2, 4, 8, 16, 32], marks=pytest.mark.matrix),
+    ],
+    ids=["compiled", "not compiled"],
+)
+def test_on_a_gpu_a_darknet_model_in_float16_runs_its_own_network_compiled(
+    darknet, tmp_path, monkeypatch, settings, signature, sizes
+):
+    """The GPU is absent; without XLA, TensorFlow makes float16 of the float32 network."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    printed, errors = tmp_path / "printed", tmp_path / "errors"
+    arguments = [str(darknet), json.dumps({"device": "gpu:0", **settings})]
+    assert run_forked(arguments, printed, module="tests.detect.absent_gpus", errors=errors) == 0, errors.read_text()
+    told = json.loads(printed.read_text())
+    assert (told["signature"], told["sizes"]) == (signature, sizes)
 
 
 def test_what_xla_cannot_compile_runs_as_it_is_and_a_line_says_so(tmp_path):
