@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import threading
 import time
@@ -30,6 +31,7 @@ _REQUEST_SECONDS = 60.0  # the deadline of one request
 _TRIES = 3  # while a server is busy; then the images may be the reason
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _NOTICE_S = 3.0
+_MORE_ROUNDS = 8  # some five seconds, for an endpoint that does not answer what another one has refused
 _BATCH_SIZES = (1, 2, 4, 8)
 _T = TypeVar("_T")
 
@@ -80,7 +82,7 @@ class RemoteServer:
           The wanted outputs.
 
         Raises:
-          ModelFailed: The server refuses these images, or all.
+          ModelFailed: Each endpoint that answers refuses these images, or all.
           ModelError: The job was stopped, or the server is away for too long.
         """
         return self._with_retries(lambda client: self._request(client, feed, wanted))
@@ -105,31 +107,45 @@ class RemoteServer:
         return arrays
 
     def _with_retries(self, call: Callable[[Any], _T]) -> _T:
-        """Calls one endpoint after the other until one answers; waits with growing pauses while none does."""
-        pause, first = _FIRST_PAUSE_S, next(self._turns)
+        """Calls one endpoint after the other until one answers; waits with growing pauses while none does.
+
+        The call fails once all of them have refused it: one whose device is sick refuses everything. An endpoint that does not
+        answer has a few seconds to come back, as one that is started anew.
+        """
+        pause, first, refusals, last = _FIRST_PAUSE_S, next(self._turns), dict[int, ModelFailed](), math.inf
         for attempt in itertools.count(1):
-            client = self._clients[(first + attempt) % len(self._clients)]
+            place = (first + attempt) % len(self._clients)
             try:
-                answer = call(client)
+                if place not in refusals:
+                    answer = call(self._clients[place])
+                    with self._lock:
+                        self._away_since, self._announced = None, False
+                    return answer
             except Exception as err:  # noqa: BLE001  tritonclient's own, gRPC's and NumPy's, for what the server answers
-                self._note_failure(err, attempt)
-            else:
-                with self._lock:
-                    self._away_since, self._announced = None, False
-                return answer
+                if refusal := self._refusal(err, attempt):
+                    refusals[place] = refusal
+                    last = min(last, attempt + _MORE_ROUNDS * len(self._clients))
+            if refusals and (len(refusals) == len(self._clients) or attempt >= last):
+                raise next(iter(refusals.values()))
             if attempt % len(self._clients) == 0:
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
         raise AssertionError
 
-    def _note_failure(self, err: Exception, attempt: int) -> None:
-        """Returns if another attempt may help, else raises."""
+    def _refusal(self, err: Exception, attempt: int) -> ModelFailed | None:
+        """What the call fails with unless another endpoint answers; None if this endpoint, too, may do so later.
+
+        Raises:
+          ModelError: The job was stopped, or the server is away for too long.
+        """
         code, reason = _code_and_reason(err)
         # a server that has just come may still load a model that it does not know
         is_unknown = self._loading and code == "NOT_FOUND" and self._away_since is None
         may_pass = code in _AWAY and not is_unknown
         if not may_pass and (code not in _BUSY or attempt >= _TRIES):
-            raise ModelFailed(reason) from err
+            refusal = ModelFailed(reason)
+            refusal.__cause__ = err
+            return refusal
         PROCESS.parts["detector"].progressed()  # waiting is not being stuck
         with self._lock:
             self._away_since = self._away_since or time.monotonic()
@@ -142,6 +158,7 @@ class RemoteServer:
             raise ModelError(f"the job was stopped while it waited for model {self._path}") from err
         if away_s > self._wait_s:
             raise ModelAwayError(f"model {self._path} has not answered for {self._wait_s:g} s: {reason}") from err
+        return None
 
 
 def _count(feed: Mapping[str, np.ndarray]) -> int:

@@ -292,6 +292,38 @@ def test_two_servers_share_the_work_and_one_that_dies_costs_no_image():
         assert found_by(detector) == GREYS
 
 
+@pytest.mark.parametrize("wrong", [WRONG["failed"], WRONG["too large"]], ids=["failed", "out of memory"])
+@pytest.mark.parametrize("sizes", [(1,), (1, 2, 4, 8)], ids=str)
+def test_a_server_whose_device_is_sick_costs_no_image_while_another_one_is_sound(sizes, wrong):
+    """It fails on everything: each request that it refuses goes to the other one before an image is to blame."""
+    with serve() as sick, serve() as sound, detector_of(sick, sound, detect={"batch_sizes": sizes}) as detector:
+        sick.run = wrong
+        assert found_by(detector) == GREYS
+        assert sick.requests and detector.batch_sizes == sizes
+
+
+@pytest.mark.slow
+def test_an_image_that_one_server_refuses_while_the_other_one_is_away_is_one_dead_letter():
+    """A server that is away for longer than a moment has no say, else one such image would stop a stream."""
+    with serve(lambda arrays: (WRONG["failed"] if poisoned(arrays) else answer)(arrays)) as one, serve() as away:
+        with detector_of(one, away) as detector:
+            away.stop()
+            assert found_by(detector, [100, POISON, 101]) == [100, "model_failed", 101]
+
+
+def test_an_image_that_one_server_refuses_is_found_by_the_other_once_that_is_back():
+    with serve() as one, serve() as away, detector_of(one, away, detect={"batch_sizes": (1,)}) as detector:
+        away.stop()
+
+        def refuse_until_the_other_is_back(_):
+            away.start()
+            one.run = WRONG["failed"]
+            raise Refused(grpc.StatusCode.INTERNAL, "no")
+
+        one.run = refuse_until_the_other_is_back
+        assert found_by(detector, [100]) == [100]
+
+
 @both
 def test_answers_of_many_megabytes_arrive(kind):
     """gRPC's own limit is 4 MB."""
