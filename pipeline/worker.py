@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import os
 import socket
+import time
 from collections.abc import Callable
 
 from pipeline.errors import ModelError, OutputError, RunnerError, UserError
@@ -56,7 +57,7 @@ class WorkerContext:
 
     def _end_after(self, failure: UserError) -> None:
         """Leaves the record of a failure of this worker's device, and ends its process."""
-        record = WorkerFailure("DeviceFailedError", str(failure), socket.gethostname())
+        record = WorkerFailure("DeviceFailedError", str(failure), socket.gethostname(), time.time())
         with contextlib.suppress(Exception):  # the process ends anyway
             record.write(self.run)
         console.error("%s", failure)

@@ -15,8 +15,9 @@ from pipeline.monitoring.monitor import monitored
 from pipeline.outcome.conclude import Conclusion
 from pipeline.outcome.outcome import Launched, launched_of
 from pipeline.results.run_folder import Run
+from pipeline.runners.cause import naming_failures
 from pipeline.runners.table import runner_named
-from pipeline.stats.worker_reports import WorkerReports, naming_failures
+from pipeline.stats.worker_reports import WorkerReports
 
 _LOOK_SECONDS = 2.0
 

@@ -29,11 +29,11 @@ from pipeline.monitoring.monitor import monitored
 from pipeline.outcome.conclude import CANARY_SECONDS, Conclusion
 from pipeline.outcome.outcome import Launched, Outcome, outcome_of
 from pipeline.results.run_folder import Run
-from pipeline.runners.cause import last_line, raise_cause, refusals_named
+from pipeline.runners.cause import last_line, naming_failures, raise_cause, refusals_named
 from pipeline.runners.table import Runner
 from pipeline.stats.counted import COUNTED
 from pipeline.stats.job_stats import JobStats
-from pipeline.stats.worker_reports import WorkerReports, naming_failures
+from pipeline.stats.worker_reports import WorkerReports
 from pipeline.worker import WorkerContext
 
 _Block: TypeAlias = Callable[[], AbstractContextManager[object]]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from pipeline import errors
-from pipeline.errors import RunnerError, UserError
+from pipeline.errors import GoesOnError, RunnerError, UserError
 from pipeline.process import PROCESS
 from pipeline.storage.cloud import google_error
 from pipeline.storage.store import is_transient_error
@@ -30,12 +30,36 @@ def raise_cause(err: Exception, output: str = "") -> NoReturn:
         raise KeyboardInterrupt from err
     if isinstance(err, UserError):
         raise err
-    found = re.findall(r"^pipeline\.errors\.(\w+): (.*?)(?: \[while running .*)?$", str(err), re.MULTILINE)
-    for name, message in found[-1:]:
-        raise getattr(errors, name, UserError)(message) from err
+    if named := _named_in(err):
+        raise named from err
     if errors.is_full(err):
         raise errors.FullError.of(err, f"output {output}" if output else "") from err
     raise RuntimeError(last_line(err)) from err
+
+
+@contextlib.contextmanager
+def naming_failures(of_workers: Callable[[], UserError | None]) -> Iterator[None]:
+    """Raises the error that a step has met, here or in a worker, in place of what its runner makes of it.
+
+    Args:
+      of_workers: Why a worker has ended its process. It is asked only where the runner's error names no cause of its own.
+    """
+    PROCESS.failure = None
+    try:
+        yield
+    except GoesOnError:
+        raise
+    except Exception as err:
+        names_its_own = isinstance(err, UserError) or _named_in(err)
+        if failure := PROCESS.failure or (None if names_its_own else of_workers()):
+            raise failure from err
+        raise
+
+
+def _named_in(err: Exception) -> UserError | None:
+    """The error of a step that a runner's error has as text."""
+    found = re.findall(r"^pipeline\.errors\.(\w+): (.*?)(?: \[while running .*)?$", str(err), re.MULTILINE)
+    return getattr(errors, found[-1][0], UserError)(found[-1][1]) if found else None
 
 
 def last_line(err: Exception) -> str:

@@ -16,13 +16,13 @@ import functools
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
 
 from pipeline.codec import pack, unpack
-from pipeline.errors import DeviceFailedError, GoesOnError, UserError
+from pipeline.errors import DeviceFailedError, UserError
 from pipeline.log_lines import console
 from pipeline.process import PROCESS
 from pipeline.results.reader import side_by_side
@@ -34,6 +34,7 @@ from pipeline.storage.listing import files_of
 REPORT_SECONDS = 3.0
 _LOST_SECONDS = 20.0  # a report of a worker that reads messages changes more often
 _FAILURES = "failures"  # a folder
+_RECENT_SECONDS = 900.0  # a job that ends of a worker's failure does so within its runner's tries; later it has another cause
 
 
 class WorkerFailure(msgspec.Struct, frozen=True):
@@ -43,11 +44,13 @@ class WorkerFailure(msgspec.Struct, frozen=True):
       kind: The class of its error.
       message: The error's message.
       worker: The machine.
+      at: When, in seconds since the epoch; 0 in records of earlier releases.
     """
 
     kind: Literal["DeviceFailedError"]
     message: str
     worker: str
+    at: float = 0.0
 
     def write(self, run: Run) -> None:
         """Leaves it in the folder of a run."""
@@ -141,11 +144,12 @@ class WorkerReports:
         return self.now()
 
     def failure(self) -> UserError | None:
-        """Why a worker has ended its process; None if none has."""
+        """Why a worker has ended its process lately; None if none has. A runner goes on after an earlier one."""
         with contextlib.suppress(Exception):  # then the runner's error has to do
             self._look_for_failures()
         for failure in self._known_failures.values():
-            return DeviceFailedError(f"{failure.message} (the worker on {failure.worker})")
+            if time.time() - failure.at < _RECENT_SECONDS:
+                return DeviceFailedError(f"{failure.message} (the worker on {failure.worker})")
         return None
 
     def _look_for_failures(self) -> None:
@@ -180,17 +184,3 @@ class WorkerReports:
 
 
 _failure_of = functools.partial(unpack, WorkerFailure)
-
-
-@contextlib.contextmanager
-def naming_failures(of_workers: Callable[[], UserError | None]) -> Iterator[None]:
-    """Raises the error that a step has met, here or in a worker, in place of what its runner makes of it."""
-    PROCESS.failure = None
-    try:
-        yield
-    except GoesOnError:
-        raise
-    except Exception as err:
-        if failure := PROCESS.failure or of_workers():
-            raise failure from err
-        raise
