@@ -122,7 +122,7 @@ class ModelError(UserError):
 
 
 class ModelAwayError(ModelError, AwayError):
-    """The model's storage or server does not answer."""
+    """The model's storage or server does not answer, or a version that has run cannot be loaded again now."""
 
 
 class DeviceFailedError(UserError):

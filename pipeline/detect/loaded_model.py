@@ -17,7 +17,7 @@ from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.golden import GoldenImage
-from pipeline.errors import ModelError
+from pipeline.errors import UserError
 from pipeline.process import PROCESS
 
 _LOADING_SECONDS = 1.0
@@ -63,7 +63,7 @@ class ModelInUse:
         self._changed = threading.Condition()
         self._current: LoadedModel | None = model
         self._last = model
-        self._failure = ""
+        self._failure: UserError | None = None
         self._users: Counter[int] = Counter()  # by the id of a version, which lives while it has users
 
     @property
@@ -81,14 +81,14 @@ class ModelInUse:
         """Lends the version in use to one group of images and keeps it open meanwhile. Blocks while there is none.
 
         Raises:
-          ModelError: `fail_pending` was called.
+          UserError: That of `fail_pending`, if it was called.
         """
         with self._changed:
             while not self._changed.wait_for(lambda: self._current or self._failure, _LOADING_SECONDS):
                 PROCESS.parts["detector"].progressed()  # a version that loads may take long
-            if self._current is None:
-                raise ModelError(self._failure)
-            model = self._current
+            if self._failure:
+                raise type(self._failure)(*self._failure.args)  # one of its own for each thread
+            model = self._last
             self._users[id(model)] += 1
         try:
             yield model
@@ -101,7 +101,7 @@ class ModelInUse:
         """Lends this version from now on. Returns once the old one has no users and is closed."""
         with self._changed:
             old, self._current = self._current, model
-            self._last, self._failure = model or self._last, ""
+            self._last, self._failure = model or self._last, None
             self._changed.notify_all()
             if not old:
                 return
@@ -113,8 +113,8 @@ class ModelInUse:
         """Closes the version in use once it has no users; images then wait for the next `swap`."""
         self.swap(None)
 
-    def fail_pending(self, failure: str) -> None:
-        """Fails all images that wait for a version, now or later, with a `ModelError`."""
+    def fail_pending(self, failure: UserError) -> None:
+        """Fails all images that wait for a version, now or later."""
         with self._changed:
             self._failure = failure
             self._changed.notify_all()

@@ -23,7 +23,7 @@ from pipeline.detect.load_model import load
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.tensorflow_setup import gpu_bytes
 from pipeline.detect.versions import LABELS, Version, choose, folder_of, labels_in, versions_in
-from pipeline.errors import ModelError
+from pipeline.errors import DeviceFailedError, ModelAwayError, ModelError
 from pipeline.limits import MEMORY, nvidia_gpus
 from pipeline.log_lines import console
 from pipeline.stats.canary_stats import CanaryStats
@@ -140,7 +140,7 @@ class ModelWatcher:
                 loaded = self._load(version)
             self._detector.in_use.swap(loaded)
         except Exception as err:  # noqa: BLE001  of a disk, of storage, of a library
-            if version in versions_in(self._folder).values():  # else the version is not to blame
+            if self._is_there(version):  # else it is not to blame
                 self._refuse(version, err, f"version {version.name} is refused, version {old.version} stays")
             return False
         self._detector.note_event("swaps")
@@ -150,12 +150,15 @@ class ModelWatcher:
         return True
 
     def _reload(self) -> None:
-        """Loads the version again that made way for another one."""
+        """Loads the version again that made way for another one; it has run, so what is in the way may pass."""
         old = self._detector.model
         try:
             loaded = load(self._config_of(self._in_use), self._detect)
         except Exception as err:
-            self._detector.in_use.fail_pending(f"{err}; it was in use, and made way for another version that cannot be used")
+            kind = DeviceFailedError if isinstance(err, DeviceFailedError) else ModelAwayError
+            self._detector.in_use.fail_pending(
+                kind(f"{err}; it was in use, and made way for another version that cannot be used")
+            )
             raise
         self._detector.in_use.swap(dataclasses.replace(loaded, memory_bytes=old.memory_bytes))
         self._say(f"version {old.version} is in use again; images waited, since memory has no room for two versions")
@@ -234,6 +237,13 @@ class ModelWatcher:
 
     def _config_of(self, version: Version) -> ModelConfig:
         return dataclasses.replace(self._model, path=version.folder, model_version=None)
+
+    def _is_there(self, version: Version) -> bool:
+        """Whether the folder has these files of a version, as far as it can be told now."""
+        try:
+            return version in versions_in(self._folder).values()
+        except Exception:  # noqa: BLE001  storage fails
+            return True
 
     def _is_refused(self, version: Version) -> bool:
         return version in self._refused and time.monotonic() < self._refused[version].until

@@ -83,7 +83,7 @@ def main() -> None:
         configs, settings, photos = connection.recv()
         config = load_config(configs, settings)
         images = [ImageRef(uri) for uri in photos]
-        detector = load_detector(config.model, config.detect)
+        detector = load_detector(config.model, config.detect, read=config.read)  # without samples, which a job has few of
         connection.send([detection_row(found) for found in detector.detect(images) if isinstance(found, DetectedImage)])
         while True:
             connection.send(rate(detector, images, connection.recv()))

@@ -26,7 +26,7 @@ from pipeline.detect.model_watcher import incompatible
 from pipeline.detect.openvino_convert import converted
 from pipeline.detect.openvino_engine import INT8
 from pipeline.detect.versions import files_of, is_watchable, locate, resolve_versions, versions_in
-from pipeline.errors import ModelError
+from pipeline.errors import ModelAwayError, ModelError
 from pipeline.log_lines import log_lines
 from pipeline.records import DetectedImage
 from pipeline.stats.counted import COUNTED
@@ -333,15 +333,19 @@ def test_a_version_that_had_room_for_small_batches_alone_is_loaded_again_once_it
 
 @log_lines()
 def test_a_version_that_made_way_and_cannot_be_loaded_again_is_tried_at_each_look(crowded, model, tmp_path, capfd):
-    """The next version is refused while the files of the old one are out of reach; once they are back, images are detected."""
+    """The next version is refused while the files of the old one are out of reach; once they are back, images are detected.
+
+    The error is one that a supervisor repeats.
+    """
     write_version(model, 8, **FAILS)
     look(crowded, 1)
     (model / "7").rename(tmp_path / "away")
     for _ in range(2):
         with pytest.raises(ModelError, match="found none"):
             look(crowded, 1)
-        with pytest.raises(ModelError, match="it was in use, and made way for another version that cannot be used"):
+        with pytest.raises(ModelAwayError, match="it was in use, and made way for another version that cannot be used") as caught:
             crowded.detect([image()])
+        assert caught.value.exit_code == 1
     (tmp_path / "away").rename(model / "7")
     look(crowded, 1)
     assert version_of(crowded.detect([image()])[0]) == "7"
