@@ -305,10 +305,10 @@ def test_a_server_whose_device_is_sick_costs_no_image_while_another_one_is_sound
 @pytest.mark.slow
 def test_an_image_that_one_server_refuses_while_the_other_one_is_away_is_one_dead_letter():
     """A server that is away for longer than a moment has no say, else one such image would stop a stream."""
-    with serve(lambda arrays: (WRONG["failed"] if poisoned(arrays) else answer)(arrays)) as one, serve() as away:
-        with detector_of(one, away) as detector:
-            away.stop()
-            assert found_by(detector, [100, POISON, 101]) == [100, "model_failed", 101]
+    refusing = serve(lambda arrays: (WRONG["failed"] if poisoned(arrays) else answer)(arrays))
+    with refusing as one, serve() as away, detector_of(one, away) as detector:
+        away.stop()
+        assert found_by(detector, [100, POISON, 101]) == [100, "model_failed", 101]
 
 
 def test_an_image_that_one_server_refuses_is_found_by_the_other_once_that_is_back():
