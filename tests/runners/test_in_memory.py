@@ -118,6 +118,7 @@ def test_a_signal_while_the_thread_of_a_batch_job_starts_ends_the_thread(monkeyp
     """Else it would go on writing while the launcher removes what the run has written."""
 
     def start_signalled(*arguments: Any) -> None:
+        monkeypatch.setattr(_thread, "start_new_thread", start)  # the handler of the signal starts one, too
         start(*arguments)
         stop_by_signal()
 
