@@ -134,6 +134,10 @@ class DeviceFailedError(UserError):
     exit_code = DEVICE
 
 
+class ModelDeviceError(ModelError, DeviceFailedError):
+    """The model fails on a blank image before it is used, and its GPU, its server or what else takes memory may be to blame."""
+
+
 class RunnerError(UserError):
     """The runner cannot be reached, or cannot run this job."""
 

@@ -18,8 +18,9 @@ from pipeline.detect.loaded_model import LoadModel
 from pipeline.detect.model_watcher import ModelWatcher
 from pipeline.detect.process_memory import freeze_gc
 from pipeline.detect.versions import Version, is_watchable, opens_as_given, resolve_versions
-from pipeline.errors import ConfigError, ModelError
+from pipeline.errors import FAILED, WRONG, ConfigError, DeviceFailedError, ModelError
 from pipeline.limits import MEMORY, resident_bytes
+from pipeline.process import PROCESS
 from pipeline.stats.counted import COUNTED
 
 _ROOM_MB = 64  # for a few decoded images and their batch
@@ -60,7 +61,11 @@ def shared_detector(spec: DetectorSpec) -> Detector:
             if spec not in _detectors:
                 for idle in [each for each in _detectors if _steps.get(each) == 0]:
                     _detectors.pop(idle).close()
-                detector = load_detector(*spec)
+                try:
+                    detector = load_detector(*spec)
+                except DeviceFailedError as err:
+                    PROCESS.fail(err)
+                    raise
                 COUNTED.model_stats = detector.model_stats
                 freeze_gc()
                 _detectors[spec] = detector
@@ -133,7 +138,7 @@ def load_detector(
             detector.watched = watch = ModelWatcher(model, detect, detector, in_use=version, others=found, refused=refused)
             watch.start()
             return detector
-    raise next(iter(refused.values()))
+    raise min(refused.values(), key=lambda err: getattr(err, "exit_code", FAILED) == WRONG)  # one that may pass, if there is one
 
 
 def _checked(model: ModelConfig | LoadModel, detect: DetectConfig, samples: int, read: ReadConfig | None) -> Detector:

@@ -38,7 +38,7 @@ from pipeline.detect.versions import (
     opens_as_given,
     resolve_versions,
 )
-from pipeline.errors import DeviceFailedError, ModelError
+from pipeline.errors import DeviceFailedError, ModelDeviceError, ModelError
 from pipeline.limits import Share, nvidia_gpus
 from pipeline.log_lines import console
 from pipeline.storage.store import ChangedError, FoundFile
@@ -80,8 +80,8 @@ def load(model: ModelConfig, detect: DetectConfig, *, beside: bool = False) -> L
       beside: Whether another version is in use meanwhile, whose images go first.
 
     Raises:
-      ModelError: The model is missing, damaged or being written, is no detector, or fails on a blank image; or the engine is not
-        installed, or does not fit the model's path.
+      ModelError: The model is missing, damaged or being written, is no detector, or fails on a blank image (`ModelDeviceError` on
+        a GPU, at a server, or for lack of memory); or the engine is not installed, or does not fit the model's path.
     """
     check_engine(model, detect.engine)
     cap_malloc_arenas()
@@ -147,7 +147,13 @@ def _open(open_model: OpenModel, local: str, folder: str, model: ModelConfig, de
     try:
         return open_model(local, folder, model, detect)
     except (ModelFailed, OutOfMemory) as err:
-        raise ModelError(f"model {folder}: fails on a blank image: {err}") from err
+        raise _fails_on_blank(folder, err) from err
+
+
+def _fails_on_blank(folder: str, err: BaseException | None, *, gpu: bool = False) -> ModelError:
+    """The error of a model that fails on a blank image; where its device may be to blame, a supervisor repeats it."""
+    of_device = gpu or is_remote(folder) or isinstance(err, OutOfMemory)
+    return (ModelDeviceError if of_device else ModelError)(f"model {folder}: fails on a blank image: {err}")
 
 
 def engine_of(files: str, detect: DetectConfig) -> str:
@@ -196,7 +202,7 @@ def _warm(
         batcher.warm_up(at_once=not beside or tensorflow_setup.uses_gpu())
     except DeviceFailedError as err:
         batcher.close()
-        raise ModelError(f"model {folder}: fails on a blank image: {err.__cause__}") from err.__cause__
+        raise _fails_on_blank(folder, err.__cause__, gpu=getattr(opened.engine, "gpu", False)) from err.__cause__
     except BaseException:
         batcher.close()
         raise

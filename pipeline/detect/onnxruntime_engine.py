@@ -38,7 +38,7 @@ from pipeline.detect.model_arrays import PICKS, Arrays, Signature, Tensor, chann
 from pipeline.detect.onnx_graph import PIXELS, PREFIX, add_steps, read_onnx
 from pipeline.detect.user_cache import cache_folder, keep_newest
 from pipeline.detect.versions import first_line
-from pipeline.errors import ModelError
+from pipeline.errors import ModelDeviceError, ModelError
 from pipeline.limits import available_cpus, nvidia_gpus
 
 _NO_MEMORY = (  # in its messages
@@ -187,7 +187,8 @@ def _opener(folder: str, content: bytes, detect: DetectConfig) -> Callable[[], A
         try:  # without its own way back to the CPU, which it takes after any error of CUDA, also when memory does not suffice
             session = onnxruntime.InferenceSession(content, options, providers=providers, enable_fallback=0)
         except Exception as err:
-            raise ModelError(f"model {folder}: ONNX Runtime cannot load it: {first_line(err)}") from err
+            kind = ModelError if providers == [_CPU] else ModelDeviceError  # the CPU has opened the file before
+            raise kind(f"model {folder}: ONNX Runtime cannot load it: {first_line(err)}") from err
         if detect.engine == "tensorrt" and _TENSORRT not in session.get_providers():
             raise ModelError(
                 "engine tensorrt: ONNX Runtime cannot load TensorRT's libraries; install the package tensorrt in the version of "
@@ -210,7 +211,7 @@ def _providers(available: list[str], detect: DetectConfig, content: bytes) -> li
       ModelError: TensorRT is asked for, and is not there.
     """
     kind, _, number = detect.device.partition(":")
-    has_gpu = kind != "cpu" and nvidia_gpus() > 0
+    has_gpu = kind != "cpu" and nvidia_gpus() > int(number or 0)
     if detect.engine == "tensorrt" and not (has_gpu and _TENSORRT in available):
         raise ModelError(
             f"engine tensorrt: ONNX Runtime has {', '.join(available)}, this process may use {nvidia_gpus()} GPUs; "

@@ -31,9 +31,9 @@ from pipeline.detect.model_arrays import (
     split_outputs,
 )
 from pipeline.detect.tensorflow_internals import freeze
-from pipeline.detect.tensorflow_setup import configure_tensorflow, xla_cache_set_aside
+from pipeline.detect.tensorflow_setup import configure_tensorflow, uses_gpu, xla_cache_set_aside
 from pipeline.detect.versions import first_line
-from pipeline.errors import ModelError
+from pipeline.errors import ModelDeviceError, ModelError
 
 if TYPE_CHECKING:
     from tensorflow.errors import OpError
@@ -144,7 +144,9 @@ def described_signature(
     try:
         loaded = tf.saved_model.load(local)
     except Exception as err:
-        raise ModelError(f"model {folder}: TensorFlow cannot load it: {first_line(err)}") from err
+        of_device = uses_gpu() and isinstance(err, (tf.errors.InternalError, tf.errors.ResourceExhaustedError))
+        kind = ModelDeviceError if of_device else ModelError  # its first use of CUDA
+        raise kind(f"model {folder}: TensorFlow cannot load it: {first_line(err)}") from err
     if described and described.threshold_inputs and CANDIDATES in loaded.signatures and not model.signature:
         is_float16 = detect.precision == "float16" and detect.compiled != "no" and CANDIDATES_FLOAT16 in loaded.signatures
         signature_name = CANDIDATES_FLOAT16 if is_float16 else CANDIDATES

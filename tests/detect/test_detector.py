@@ -245,10 +245,20 @@ def test_batches_for_which_tensorflow_has_no_memory_are_not_used_again(tmp_path)
     assert [len(result.detections) for result in results] == [1] * 8
 
 
-def test_a_model_that_fails_on_a_blank_image_is_one_clear_error(tmp_path):
-    folder = write_version(tmp_path, 7, fails="no")
-    with pytest.raises(ModelError, match=f"^model {folder}: fails on a blank image: .*no$"):
+@pytest.mark.parametrize(
+    ("says", "code"),
+    [
+        pytest.param({"fails": "no"}, 2, id="on a CPU"),
+        pytest.param({"fails": "CUDA_ERROR_NO_DEVICE", "gpu": True}, 5, id="on a GPU"),
+        pytest.param({"fails": "no memory"}, 5, id="for lack of memory"),
+    ],
+)
+def test_a_model_that_fails_on_a_blank_image_is_one_clear_error(tmp_path, says, code):
+    """One that a supervisor repeats, where the device may be to blame."""
+    folder = write_version(tmp_path, 7, **says)
+    with pytest.raises(ModelError, match=f"^model {folder}: fails on a blank image: {says['fails']}$") as caught:
         load_detector(ModelConfig(path=folder), FAST)
+    assert caught.value.exit_code == code
 
 
 _ENDS_BETWEEN_FEEDING_AND_DETECTING = """

@@ -26,7 +26,7 @@ from pipeline.detect.model_watcher import incompatible
 from pipeline.detect.openvino_convert import converted
 from pipeline.detect.openvino_engine import INT8
 from pipeline.detect.versions import files_of, is_watchable, locate, resolve_versions, versions_in
-from pipeline.errors import ModelAwayError, ModelError
+from pipeline.errors import DeviceFailedError, ModelAwayError, ModelError
 from pipeline.log_lines import log_lines
 from pipeline.records import DetectedImage
 from pipeline.stats.counted import COUNTED
@@ -380,6 +380,13 @@ def test_a_job_begins_with_the_older_version_while_the_newest_cannot_be_loaded(m
     write_version(model, 8, raises=f"{tmp_path}/room")
     detector = open_detector(model)
     assert detector.model.version == "7" and detector.counted_swaps() == {"refusals": 1}
+
+
+def test_where_the_newest_version_is_broken_and_the_gpu_is_sick_a_supervisor_starts_the_job_again(model):
+    write_version(model, 7, gpu=True, fails="CUDA_ERROR_NO_DEVICE")
+    write_version(model, 8, broken="no detector")
+    with pytest.raises(DeviceFailedError, match="7: fails on a blank image: CUDA_ERROR_NO_DEVICE"):
+        load_detector(ModelConfig(path=str(model)), FAST)
 
 
 @pytest.mark.parametrize("to", [{"resize": "none"}, {"input_hw": (300, 400)}], ids=["any size", "larger"])

@@ -1,5 +1,6 @@
 """ONNX files run as they are, in each engine that takes them: their boxes are those of the network's formula, in NumPy."""
 
+import glob
 import os
 
 import numpy as np
@@ -16,7 +17,7 @@ from tests.detect.test_families import best_of, centres_to_corners, picture
 from tests.onnx_files import HW, NAMES, head, write_yolo
 from tests.tiny_models import detected
 
-pytest.importorskip("onnxruntime", reason="the extra onnxruntime is not installed")
+onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnxruntime is not installed")
 pytest.importorskip("openvino", reason="the extra openvino is not installed")
 
 SETTINGS = {"score_threshold": 0.45, "max_detections": 300, "iou_threshold": 0.6}
@@ -112,6 +113,25 @@ def test_a_gpu_that_onnx_runtime_does_not_use_is_refused(tmp_path):
     """ONNX Runtime itself would go on with the CPU."""
     with pytest.raises(ModelError, match="may use 0 GPUs; install onnxruntime-gpu"):
         found_in(write_yolo(tmp_path / "toy.onnx"), engine="onnxruntime", device="gpu")
+
+
+@pytest.mark.parametrize(("device", "code"), [("gpu", 5), ("gpu:1", 2), ("cpu", 2)])
+def test_a_session_that_a_gpu_does_not_open_is_an_error_of_the_device(tmp_path, monkeypatch, device, code):
+    """The file has been opened on the CPU before. A second GPU, which is not there, is a wrong command."""
+    real, session = glob.glob, onnxruntime.InferenceSession
+
+    def open_session(content, options, *, providers, **more):
+        if isinstance(content, bytes) and (device == "cpu" or len(providers) > 1):
+            raise RuntimeError("CUDA failure 100: no CUDA-capable device is detected ; GPU=0 ; hostname=a")
+        return session(content, options, providers=providers, **more)
+
+    monkeypatch.setattr(glob, "glob", lambda path, **more: ["/dev/nvidia0"] if "nvidia" in path else real(path, **more))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    monkeypatch.setattr(onnxruntime, "InferenceSession", open_session)
+    with pytest.raises(ModelError) as caught:
+        found_in(write_yolo(tmp_path / "toy.onnx"), engine="onnxruntime", device=device)
+    assert caught.value.exit_code == code, caught.value
 
 
 def test_an_engine_that_does_not_run_such_files_is_refused_and_the_others_are_named(tmp_path):

@@ -87,6 +87,30 @@ def test_a_model_on_the_cpu_of_a_machine_with_a_gpu_is_a_warning(monkeypatch):
         assert "".join(loaded.notes).count("runs on the CPU, though this machine has a GPU") == notes
 
 
+@pytest.fixture
+def seen_gpu(monkeypatch):
+    """A GPU that TensorFlow seems to use, of which it has taken 100 bytes."""
+    gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    for name in ("list_physical_devices", "get_visible_devices"):
+        monkeypatch.setattr(tf.config, name, lambda kind=None: [gpu])
+    monkeypatch.setattr(tf.config, "set_visible_devices", lambda devices, kind: None)
+    monkeypatch.setattr(tf.config.experimental, "set_memory_growth", lambda gpu, grows: None)
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", lambda device: {"peak": 100})
+
+
+@pytest.mark.parametrize(("error", "code"), [(tf.errors.InternalError, 5), (tf.errors.DataLossError, 2)])
+def test_a_gpu_that_fails_when_tensorflow_first_uses_it_is_an_error_of_the_device(
+    seen_gpu, monkeypatch, bright_model, error, code
+):
+    def fail(_folder):
+        raise error(None, None, "CUDA runtime implicit initialization on GPU:0 failed. Status: all devices are busy")
+
+    monkeypatch.setattr(tf.saved_model, "load", fail)
+    with pytest.raises(ModelError, match="TensorFlow cannot load it: CUDA runtime") as caught:
+        load(ModelConfig(path=bright_model), DetectConfig())
+    assert caught.value.exit_code == code
+
+
 def open_on_gpu(_local, _folder, _model, detect):
     engine = FunctionEngine(lambda pixels: {"boxes": np.zeros((len(pixels), 1, 4)), "scores": np.zeros((len(pixels), 1))}, detect)
     engine.gpu = True

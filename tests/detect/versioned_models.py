@@ -49,7 +49,7 @@ def open_model(local: str, folder: str, _model: ModelConfig, _detect: DetectConf
 
     def run(pixels: np.ndarray) -> dict[str, np.ndarray]:
         if "fails" in says:
-            raise ModelFailed(says["fails"])
+            raise (OutOfMemory if "memory" in says["fails"] else ModelFailed)(says["fails"])
         if len(pixels) > says.get("beside_others", 4) and len(_open) > 1:
             raise OutOfMemory("another version has it")
         if not all(next(works, False) for _ in pixels):
@@ -72,9 +72,9 @@ def open_model(local: str, folder: str, _model: ModelConfig, _detect: DetectConf
 def write_version(path: Path | str, version: int, **says: Any) -> str:
     """Writes a version of `TOY` below a folder of versions, local or on object storage; returns its folder.
 
-    It may have `classes`, `requests` of a warm-up file and a `box` that it finds, be `broken`, fail on each image (`fails`), find
-    no space to be loaded until a file is there (`raises`), grow when loaded (`grows`), run on a GPU (`gpu`), or have memory for
-    only so many images while another version is open (`beside_others`).
+    It may have `classes`, `requests` of a warm-up file and a `box` that it finds, be `broken`, fail on each image (`fails`, which
+    names memory for lack of it), find no space to be loaded until a file is there (`raises`), grow when loaded (`grows`), run on
+    a GPU (`gpu`), or have memory for only so many images while another version is open (`beside_others`).
     """
     write_file(f"{path}/{version}/model.onnx", json.dumps({"version": version, **says}).encode())
     return f"{path}/{version}"

@@ -38,6 +38,16 @@ def test_a_device_that_dies_amid_a_job_blames_no_image_and_the_same_command_on_a
     assert rows_by_name(out) == NAMES
 
 
+@pytest.mark.parametrize("workers", [(), pytest.param(TWO_PROCESSES, marks=pytest.mark.matrix)], ids=["here", "in workers"])
+def test_a_gpu_that_is_sick_when_a_job_starts_ends_it_with_the_code_that_a_supervisor_repeats(toy, tmp_path, workers):
+    write_version(tmp_path / "detector", 7, gpu=True)
+    log = tmp_path / "log"
+    assert run_forked([*toy, *workers], log, environment={DIES_AFTER: "0"}) == 5, log.read_text()
+    assert "fails on a blank image: CUDA_ERROR_ILLEGAL_ADDRESS" in log.read_text().splitlines()[-1]
+    assert run_forked(toy, log) == 0, log.read_text()
+    assert rows_by_name(tmp_path / "out") == NAMES
+
+
 @pytest.mark.matrix
 def test_the_launcher_of_workers_knows_that_a_device_failed_by_a_record(toy, tmp_path):
     command = [sys.executable, "-m", "pipeline.run", *map(str, toy), *TWO_PROCESSES]
