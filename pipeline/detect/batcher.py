@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.detect.engine import Engine, ModelFailed, OutOfMemory
+from pipeline.detect.engine import Engine, ModelFailed, NoMemoryNow, OutOfMemory
 from pipeline.detect.process_memory import trim_memory
 from pipeline.errors import DeviceFailedError
 from pipeline.log_lines import console
@@ -235,7 +235,7 @@ class Batcher:
                 return self._run_in_sizes(parts, size)
             self._answer(parts, size)
         except (OutOfMemory, ModelFailed) as err:
-            if isinstance(err, OutOfMemory) and self._drop_sizes_from(size):
+            if isinstance(err, OutOfMemory) and not isinstance(err, NoMemoryNow) and self._drop_sizes_from(size):
                 return self._run_in_sizes(parts, self._sizes[-1])
             if count > 1:
                 return self._run_in_sizes(parts, 1)

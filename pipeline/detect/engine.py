@@ -33,6 +33,10 @@ class OutOfMemory(Exception):  # noqa: N818  named like `StopIteration`
     """A batch does not fit into the memory of its device; a smaller one may."""
 
 
+class NoMemoryNow(OutOfMemory):
+    """A server has no memory for a batch at this moment, and may have some for as large a one later."""
+
+
 class ModelFailed(Exception):  # noqa: N818
     """The model, or its device, fails on these images; the text is the reason, in one line. The batcher finds out which."""
 

@@ -16,7 +16,7 @@ from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.config.engines import ENGINES, SERVER
 from pipeline.detect.describe_model import describe
-from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel
+from pipeline.detect.engine import FunctionEngine, ModelFailed, NoMemoryNow, OpenedModel
 from pipeline.detect.model_arrays import Arrays, Signature, channels_last, feed_of, split_outputs
 from pipeline.detect.server_protocols import PROTOCOLS
 from pipeline.detect.versions import first_line, is_remote
@@ -66,8 +66,9 @@ class RemoteServer:
         self._loading = True
         try:
             described = self._with_retries(lambda client: self._protocol.describe(client, model.model_version or ""))
-        except ModelFailed as err:
-            raise ModelError(f"model {self._path}: the server answers: {err}") from err
+        except (ModelFailed, NoMemoryNow) as err:
+            kind = ModelAwayError if isinstance(err, NoMemoryNow) else ModelError
+            raise kind(f"model {self._path}: the server answers: {err}") from err
         self.version, self.inputs, outputs = described
         self.outputs = {name: tensor for name, tensor in outputs.items() if tensor.dtype != "object"}
 
@@ -83,6 +84,7 @@ class RemoteServer:
 
         Raises:
           ModelFailed: Each endpoint that answers refuses these images, or all.
+          NoMemoryNow: So it is, and one of them for lack of memory at this moment.
           ModelError: The job was stopped, or the server is away for too long.
         """
         return self._with_retries(lambda client: self._request(client, feed, wanted))
@@ -112,7 +114,7 @@ class RemoteServer:
         The call fails once all of them have refused it: one whose device is sick refuses everything. An endpoint that does not
         answer has a few seconds to come back, as one that is started anew.
         """
-        pause, first, refusals, last = _FIRST_PAUSE_S, next(self._turns), dict[int, ModelFailed](), math.inf
+        pause, first, refusals, last = _FIRST_PAUSE_S, next(self._turns), dict[int, ModelFailed | NoMemoryNow](), math.inf
         for attempt in itertools.count(1):
             place = (first + attempt) % len(self._clients)
             try:
@@ -126,13 +128,13 @@ class RemoteServer:
                     refusals[place] = refusal
                     last = min(last, attempt + _MORE_ROUNDS * len(self._clients))
             if refusals and (len(refusals) == len(self._clients) or attempt >= last):
-                raise next(iter(refusals.values()))
+                raise max(refusals.values(), key=lambda refusal: isinstance(refusal, NoMemoryNow))  # which may pass
             if attempt % len(self._clients) == 0:
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
         raise AssertionError
 
-    def _refusal(self, err: Exception, attempt: int) -> ModelFailed | None:
+    def _refusal(self, err: Exception, attempt: int) -> ModelFailed | NoMemoryNow | None:
         """What the call fails with unless another endpoint answers; None if this endpoint, too, may do so later.
 
         Raises:
@@ -143,7 +145,7 @@ class RemoteServer:
         is_unknown = self._loading and code == "NOT_FOUND" and self._away_since is None
         may_pass = code in _AWAY and not is_unknown
         if not may_pass and (code not in _BUSY or attempt >= _TRIES):
-            refusal = ModelFailed(reason)
+            refusal = NoMemoryNow(reason) if code == "RESOURCE_EXHAUSTED" else ModelFailed(reason)
             refusal.__cause__ = err
             return refusal
         PROCESS.parts["detector"].progressed()  # waiting is not being stuck
@@ -180,6 +182,7 @@ def open_model(_local: str, folder: str, model: ModelConfig, detect: DetectConfi
     Raises:
       ModelError: The server is away for too long, has no such model, or the model is no detector.
       ModelFailed: It fails on a blank image.
+      NoMemoryNow: The server has no memory for one.
     """
     server = RemoteServer(model, detect.engine)
     try:
@@ -216,11 +219,11 @@ def _opened(server: RemoteServer, folder: str, model: ModelConfig, detect: Detec
 
 
 def _accepted(engine: FunctionEngine, metadata: DetectorMetadata) -> tuple[int, ...]:
-    """The batch sizes up to the largest one that the server accepts; raises ModelFailed if it accepts none."""
+    """The batch sizes up to the largest one that the server accepts; raises its refusal if it accepts none."""
     for count, size in reversed([*enumerate(engine.batch_sizes, 1)]):
         try:
             engine.run(np.zeros((size, *metadata.input_hw, 3), np.uint8))
-        except ModelFailed:
+        except (ModelFailed, NoMemoryNow):
             if count == 1:
                 raise
         else:

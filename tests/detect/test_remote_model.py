@@ -16,7 +16,7 @@ from models.metadata import read_metadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.versions import locate
-from pipeline.errors import ModelError
+from pipeline.errors import EXIT_CODES, ModelAwayError, ModelDeviceError, ModelError
 from pipeline.log_lines import log_lines
 from pipeline.records import DeadLetter
 from tests.conftest import REPO
@@ -183,15 +183,47 @@ WRONG = {
     "too few rows": wrong_rows,
     "another dtype": wrong_type,
     "no output": lambda _: {},
-    "too large": refusing(grpc.StatusCode.RESOURCE_EXHAUSTED),
+    "short of memory": refusing(grpc.StatusCode.RESOURCE_EXHAUSTED),
 }
 
 
 @both
-@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("wrong", WRONG)
 def test_an_image_that_the_server_refuses_is_one_dead_letter(kind, wrong):
-    with serve(lambda arrays: (wrong if poisoned(arrays) else answer)(arrays), kind) as server, detector_of(server) as detector:
-        assert found_by(detector, [*GREYS, POISON]) == [*GREYS, "model_failed"]
+    """Lack of memory may pass: it is not final for the image, and the server gets batches of all sizes again."""
+
+    def run(arrays):
+        return (WRONG[wrong] if poisoned(arrays) else answer)(arrays)
+
+    with serve(run, kind) as server, detector_of(server) as detector:
+        sizes = detector.batch_sizes
+        assert found_by(detector, [*GREYS, POISON]) == [*GREYS, "no_room" if wrong == "short of memory" else "model_failed"]
+        assert detector.batch_sizes == sizes
+
+
+def test_an_image_that_one_of_two_servers_has_no_memory_for_may_pass():
+    """The other one fails on it."""
+    with serve() as one, serve() as other, detector_of(one, other) as detector:
+        for server, wrong in ((one, "failed"), (other, "short of memory")):
+            server.run = lambda arrays, wrong=WRONG[wrong]: (wrong if poisoned(arrays) else answer)(arrays)
+        assert found_by(detector, [100, POISON]) == [100, "no_room"]
+
+
+@both
+@pytest.mark.parametrize(("asked", "kind_of_error"), [("metadata", ModelAwayError), ("a blank image", ModelDeviceError)])
+def test_a_server_without_memory_when_a_job_starts_is_an_error_that_a_supervisor_repeats(kind, asked, kind_of_error):
+    with serve(WRONG["short of memory"], kind) as server:
+        if asked == "metadata":
+            server.stop()
+
+            def refuse(_request, context):
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no")
+
+            server.ModelMetadata = server.GetModelMetadata = refuse
+            server.start()
+        with pytest.raises(kind_of_error, match="RESOURCE_EXHAUSTED") as caught:
+            load(server)
+    assert EXIT_CODES[caught.value.exit_code].retry
 
 
 @pytest.mark.parametrize("kind", [pytest.param(KServeServer, marks=pytest.mark.matrix), TensorFlowServer])
@@ -292,7 +324,7 @@ def test_two_servers_share_the_work_and_one_that_dies_costs_no_image():
         assert found_by(detector) == GREYS
 
 
-@pytest.mark.parametrize("wrong", [WRONG["failed"], WRONG["too large"]], ids=["failed", "out of memory"])
+@pytest.mark.parametrize("wrong", [WRONG["failed"], WRONG["short of memory"]], ids=["failed", "out of memory"])
 @pytest.mark.parametrize("sizes", [(1,), (1, 2, 4, 8)], ids=str)
 def test_a_server_whose_device_is_sick_costs_no_image_while_another_one_is_sound(sizes, wrong):
     """It fails on everything: each request that it refuses goes to the other one before an image is to blame."""
