@@ -73,13 +73,6 @@ def take_gpu(gpus: int) -> int:
     return first
 
 
-def total_bytes(number: int, gpus: int) -> int | None:
-    """Memory of a GPU by its number for CUDA; None where NVIDIA's driver does not tell, as of a part of a GPU (MIG)."""
-    name = gpu_names(gpus)[number]
-    found = [] if name.startswith("MIG") else _asked("memory.total", name)
-    return int(found[0]) * _MIB if found and found[0].isdigit() else None
-
-
 def free_bytes(gpus: int, *numbers: int) -> int | None:
     """Memory that no process has now of some GPUs by their numbers for CUDA; None where NVIDIA's driver does not tell.
 

@@ -16,7 +16,7 @@ from models.base.quiet import gc_paused, quiet_stderr
 from pipeline.config import DetectConfig
 from pipeline.config.engines import ENGINES
 from pipeline.detect.engine import concurrent_batches_of
-from pipeline.detect.gpus import gpu_kind, take_gpu, total_bytes
+from pipeline.detect.gpus import free_bytes, gpu_kind, take_gpu
 from pipeline.detect.process_memory import freeze_gc
 from pipeline.detect.tensorflow_internals import import_without_keras
 from pipeline.detect.user_cache import cache_folder, keep_newest
@@ -124,7 +124,10 @@ def memory_in_use() -> int:
 
 
 def gpu_bytes(detect: DetectConfig) -> int | None:
-    """GPU memory that TensorFlow may use; None on a CPU, or where NVIDIA's driver does not tell."""
+    """GPU memory that TensorFlow may use: its limit, else what it has taken and what no process has.
+
+    None on a CPU, or where NVIDIA's driver does not tell.
+    """
     if not uses_gpu():
         return None
     if detect.gpu_memory_mb:
@@ -132,7 +135,8 @@ def gpu_bytes(detect: DetectConfig) -> int | None:
     import tensorflow as tf
 
     number = int(tf.config.get_visible_devices("GPU")[0].name.rpartition(":")[2])
-    return total_bytes(number, len(tf.config.list_physical_devices("GPU")))
+    free = free_bytes(len(tf.config.list_physical_devices("GPU")), number)
+    return None if free is None else memory_in_use() + free
 
 
 def _chosen_gpu(device: str, gpus: list[Any]) -> Any | None:

@@ -19,6 +19,7 @@ from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.engine import FunctionEngine, OpenedModel
 from pipeline.detect.load_model import load
 from pipeline.detect.tensorflow_internals import freeze
+from pipeline.detect.tensorflow_setup import gpu_bytes
 from pipeline.errors import ModelError
 from tests.conftest import REPO
 from tests.forked_jobs import run_forked
@@ -109,6 +110,22 @@ def test_a_gpu_that_fails_when_tensorflow_first_uses_it_is_an_error_of_the_devic
     with pytest.raises(ModelError, match="TensorFlow cannot load it: CUDA runtime") as caught:
         load(ModelConfig(path=bright_model), DetectConfig())
     assert caught.value.exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("free_mb", "limit_mb", "may_use"),
+    [("70", None, 100 + 70 * 2**20), ("70", 64, 64 * 2**20), ("[N/A]", None, None)],
+    ids=["all that is left", "a limit, which it takes at once", "the driver does not tell"],
+)
+def test_tensorflow_may_use_what_it_has_taken_and_what_no_other_process_has(
+    seen_gpu, monkeypatch, tmp_path, free_mb, limit_mb, may_use
+):
+    """So a swap knows whether two versions have room."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\ncase $1 in *memory.total*) echo 80000;; *memory.free*) echo '{free_mb}';; esac\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert gpu_bytes(DetectConfig(gpu_memory_mb=limit_mb)) == may_use
 
 
 def open_on_gpu(_local, _folder, _model, detect):
