@@ -138,8 +138,9 @@ def _idle_gpus(opened: OpenedModel, detect: DetectConfig) -> tuple[str, ...]:
     if processes >= gpus or detect.device not in ("auto", "gpu") or not getattr(opened.engine, "gpu", False):
         return ()
     return (
-        f"this machine has {gpus} GPUs for the job, which uses {processes} of them; "
-        f"--direct_running_mode multi_processing --direct_num_workers {gpus} uses all",
+        f"this machine has {gpus} GPUs for the job, which uses {processes} of them, one a process; "
+        f"a batch job on DirectRunner uses all with --direct_running_mode multi_processing --direct_num_workers {gpus}, "
+        "a stream is started once for each, and workers elsewhere need machines with one",
     )
 
 
