@@ -153,7 +153,7 @@ class Batcher:
 
         It compares two images beside each other with each beside its copy, in batches of one size: between sizes, the last digits
         differ. A difference counts only if the same batch gives the same output again. All boxes are compared: noise may have no
-        candidates.
+        candidates. Batch sizes for which memory does not suffice are dropped.
         """
         if self.batch_sizes[-1] == 1:
             return False
@@ -165,8 +165,10 @@ class Batcher:
                 alone = self._filled_batch(pair[[n, n]])
                 if not _alike(mixed, alone, n) and _alike(alone, self._filled_batch(pair[[n, n]]), n):
                     return True
+        except OutOfMemory:
+            return self._drop_sizes_from(self._sizes[-1]) and self.mixes_images()
         except ModelFailed:
-            with contextlib.suppress(ModelFailed):
+            with contextlib.suppress(ModelFailed, OutOfMemory):
                 self._run_engine(_padded(pair[:1], self._sizes[0]))
                 return True
         return False

@@ -192,14 +192,11 @@ def _warm(
     trim_memory(collect_garbage=True)  # opening took several times the model
     notes: tuple[str, ...] = ()
     try:
-        with contextlib.suppress(OutOfMemory):  # the warm-up finds the batch size that fits
-            if batcher.batch_sizes != (1,) and (opened.mixes or batcher.mixes_images()):
-                batcher.isolate()
-                mixes = (
-                    "picks rows of a whole batch, which would mix its images" if opened.mixes else "mixes the images of a batch"
-                )
-                notes = (f"model {folder} {mixes}: it gets one image at a time (batch size {batcher.batch_sizes[0]})",)
-                console.info("%s", notes[0])
+        if batcher.batch_sizes != (1,) and (opened.mixes or batcher.mixes_images()):
+            batcher.isolate()
+            mixes = "picks rows of a whole batch, which would mix its images" if opened.mixes else "mixes the images of a batch"
+            notes = (f"model {folder} {mixes}: it gets one image at a time (batch size {batcher.batch_sizes[0]})",)
+            console.info("%s", notes[0])
         batcher.warm_up(at_once=not beside or tensorflow_setup.uses_gpu())
     except DeviceFailedError as err:
         batcher.close()

@@ -268,9 +268,10 @@ class Sick(Means):
         return found
 
 
+@pytest.mark.parametrize("limit", [99, 2], ids=["all sizes", "no memory for the largest"])
 @pytest.mark.parametrize(("kind", "mixes"), [(Means, False), (BatchMeans, True), (OneReply, True)])
-def test_a_model_that_mixes_the_images_of_a_batch_gets_them_alone(batched, kind, mixes):
-    batcher = batched(engine := kind((1, 2, 4)))
+def test_a_model_that_mixes_the_images_of_a_batch_gets_them_alone(batched, kind, mixes, limit):
+    batcher = batched(engine := kind((1, 2, 4), limit=limit))
     assert batcher.mixes_images() == mixes
     batcher.isolate()
     engine.ran.clear()
