@@ -60,10 +60,17 @@ class Batcher:
       engine: Runs the model; the batcher closes it.
       input_hw: Height and width of the model's input; without them each image is a batch of its own.
       timeout_ms: Longest time that an image waits for others.
+      check: Raises `ModelFailed` where the outputs for so many images are none.
     """
 
-    def __init__(self, engine: Engine, input_hw: tuple[int | None, int | None], timeout_ms: float = 1.0):
-        self.engine = engine
+    def __init__(
+        self,
+        engine: Engine,
+        input_hw: tuple[int | None, int | None],
+        timeout_ms: float = 1.0,
+        check: Callable[[Mapping[str, np.ndarray], int], object] = lambda outputs, images: None,
+    ):
+        self.engine, self._check = engine, check
         self._input_hw = (input_hw[0] or _ANY_SIDE, input_hw[1] or _ANY_SIDE)
         self._timeout_s = timeout_ms / 1e3
         self._sizes = tuple(engine.batch_sizes)
@@ -316,6 +323,7 @@ class Batcher:
         for name, array in outputs.items():
             if array.shape[:1] != (len(pixels),):
                 raise ModelFailed(f"expected {name} of {len(pixels)} images from the model, got an array of shape {array.shape}")
+        self._check(outputs, len(pixels))
         self._has_failed = False
         return outputs
 

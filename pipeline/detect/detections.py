@@ -12,6 +12,7 @@ import numpy as np
 from models.geometry import InputTransform, boxes_to_xyxy, descending, nms
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig
+from pipeline.detect.engine import BadOutput
 from pipeline.errors import ModelError
 from pipeline.failures import Failure, ImageError
 from pipeline.records import Detections
@@ -74,6 +75,21 @@ def to_detections(
         else Detections(on_image[one], class_ids[one], confidences[one], tuple(names[one]))
         for n, one in enumerate(of_images)
     ]
+
+
+def check_outputs(outputs: Mapping[str, np.ndarray], images: int) -> None:
+    """Checks what a model returns for so many images; see `to_detections`.
+
+    Raises:
+      BadOutput: It cannot be detections.
+    """
+    try:
+        boxes, _, _ = _arrays(outputs, images)
+        bad = np.flatnonzero(_counts(outputs, images, boxes.shape[1]) < 0)
+    except ImageError as err:
+        raise BadOutput(err.failure.message) from err
+    if len(bad):
+        raise BadOutput(_bad_count(outputs, bad[0]))
 
 
 def _taken(places: np.ndarray, *arrays: np.ndarray) -> Iterator[np.ndarray]:

@@ -23,7 +23,7 @@ from pipeline.config import DetectConfig, ReadConfig
 from pipeline.detect.batcher import Outputs
 from pipeline.detect.canary import Canary
 from pipeline.detect.detections import to_detections
-from pipeline.detect.engine import OutOfMemory
+from pipeline.detect.engine import BadOutput, OutOfMemory
 from pipeline.detect.golden import disagreement, failing_request
 from pipeline.detect.loaded_model import LoadedModel, ModelInUse
 from pipeline.detect.merge_tiles import merge_tiles
@@ -324,9 +324,7 @@ class Detector:
         returned_at, batch = time.monotonic(), fed.fitted[outputs.start : outputs.stop]
         found: Sequence[Detections | Failure]
         if outputs.error:
-            has_room = not isinstance(outputs.error, OutOfMemory)
-            what = ("model_failed", "the model fails") if has_room else ("no_room", "the device has no memory")
-            found = [Failure("detect", what[0], f"{what[1]} on this image alone: {outputs.error}")] * len(batch)
+            found = [_failure_of(outputs.error)] * len(batch)
         else:
             transforms = fed.transforms(outputs.start, outputs.stop)
             found = to_detections(outputs.arrays, model.metadata, transforms, self._settings)
@@ -352,6 +350,15 @@ class Detector:
         if result.thumbnail:
             return result
         return replace(result, thumbnail=self._feeder.thumbnail(image if isinstance(image, EncodedImage) else result.ref))
+
+
+def _failure_of(error: BaseException) -> Failure:
+    """Why an image has no result on which the model has failed, while a blank one runs."""
+    if isinstance(error, BadOutput):
+        return Failure("detect", "bad_output", str(error))
+    if isinstance(error, OutOfMemory):
+        return Failure("detect", "no_room", f"the device has no memory on this image alone: {error}")
+    return Failure("detect", "model_failed", f"the model fails on this image alone: {error}")
 
 
 def feeder_of(detect: DetectConfig) -> Feeder:

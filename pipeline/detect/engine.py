@@ -41,6 +41,10 @@ class ModelFailed(Exception):  # noqa: N818
     """The model, or its device, fails on these images; the text is the reason, in one line. The batcher finds out which."""
 
 
+class BadOutput(ModelFailed):
+    """What the model returns for these images cannot be detections."""
+
+
 class Engine(Protocol):
     """Runs a model; thread-safe.
 

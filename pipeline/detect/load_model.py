@@ -18,6 +18,7 @@ from pipeline.config.setting import is_own_engine
 from pipeline.detect import tensorflow_setup
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.describe_model import name_of_model, onnx_file, own_metadata
+from pipeline.detect.detections import check_outputs
 from pipeline.detect.engine import ModelFailed, OpenedModel, OpenModel, OutOfMemory, check_installed, opener_of
 from pipeline.detect.golden import GoldenImage, read_golden
 from pipeline.detect.gpus import free_bytes
@@ -188,7 +189,7 @@ def _warm(
     opened: OpenedModel, folder: str, version: str, golden: tuple[GoldenImage, ...], *, beside: bool, timeout_ms: float
 ) -> LoadedModel:
     """An opened model behind a batcher, warm. A model that mixes the images of a batch gets one at a time, with a note."""
-    batcher = Batcher(opened.engine, opened.metadata.graph_hw, timeout_ms)
+    batcher = Batcher(opened.engine, opened.metadata.graph_hw, timeout_ms, check_outputs)
     trim_memory(collect_garbage=True)  # opening took several times the model
     notes: tuple[str, ...] = ()
     try:

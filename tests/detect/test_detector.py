@@ -15,13 +15,13 @@ from msgspec.structs import replace
 
 from pipeline.config import DetectConfig, ModelConfig, ReadConfig
 from pipeline.detect.detector import Detector, limits_of
-from pipeline.detect.engine import ModelFailed
+from pipeline.detect.engine import FunctionEngine, ModelFailed, OpenedModel
 from pipeline.detect.load_detector import DetectorSpec, load_detector, shared_detector
-from pipeline.errors import ModelError
+from pipeline.errors import DeviceFailedError, ModelError
 from pipeline.feed.prefetch import Prefetcher
 from pipeline.limits import MEMORY
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, identity_hash
-from tests.detect.versioned_models import FAST, loaded, write_version
+from tests.detect.versioned_models import FAST, METADATA, loaded, write_version
 from tests.feed.feeding import feeders
 from tests.processes import wait_until
 from tests.tiny_models import bright_box, detected, png, save_model
@@ -196,6 +196,50 @@ def test_a_dead_letter_names_the_version_that_failed_and_no_other_image_a_model(
     detector.close()
     named = [(letter.reason, letter.model_name, letter.model_version) for letter in (before, after, damaged)]
     assert named == [(reason, "detector", "7"), (reason, "detector", "8"), ("not_an_image", "", "")]
+
+
+NUMBERLESS = []  # greys of images, and up, for which the engine below tells no number of boxes
+
+
+def open_numberless(_local, _folder, _model, detect):
+    def run(pixels):
+        greys = pixels.max((1, 2, 3))
+        boxes = {"boxes": np.zeros((len(greys), 1, 4)), "scores": np.ones((len(greys), 1)), "classes": np.zeros((len(greys), 1))}
+        return {**boxes, "count": np.where(greys >= NUMBERLESS[-1], np.nan, 1)}
+
+    return OpenedModel(FunctionEngine(run, detect), METADATA)
+
+
+@pytest.fixture
+def numberless():
+    """Loads that engine; gives the detector."""
+    NUMBERLESS[:] = [99]
+    detect = dataclasses.replace(CPU, engine=f"{__name__}:open_numberless", feeder_processes=1)
+    with contextlib.closing(load_detector(ModelConfig(name="detector"), detect)) as detector:
+        yield detector
+
+
+def test_outputs_that_are_no_detections_of_one_image_are_its_dead_letter(numberless):
+    images = [bright(str(value), value=value) for value in (50, 200, 60)]
+    found = [result.reason if isinstance(result, DeadLetter) else len(result.detections) for result in numberless.detect(images)]
+    assert found == [1, "bad_output", 1]
+
+
+def test_outputs_that_are_no_detections_of_a_blank_image_either_are_those_of_a_device_that_failed(numberless):
+    NUMBERLESS.append(0)
+    with pytest.raises(
+        DeviceFailedError, match=r"on no blank image either: expected the number of boxes as the model's count, got"
+    ):
+        numberless.detect([bright(value=50), bright(value=200)])
+
+
+def test_a_model_whose_outputs_are_no_detections_is_refused():
+    NUMBERLESS[:] = [0]
+    with pytest.raises(
+        ModelError, match="fails on a blank image: expected the number of boxes as the model's count, got"
+    ) as caught:
+        load_detector(ModelConfig(name="detector"), dataclasses.replace(CPU, engine=f"{__name__}:open_numberless"))
+    assert caught.value.exit_code == 2
 
 
 def write_warm_up_file(folder, inputs):
