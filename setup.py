@@ -23,7 +23,7 @@ EXTRAS = {
     "heif": ["pillow-heif>=1.1,<2"],  # HEIC and HEIF; its licence is that of the codecs in it (LGPL and GPL)
     "azure": ["azure-identity>=1.19,<2", "azure-storage-blob>=12.24,<13"],  # images and results on Azure Blob Storage
     "s3": ["boto3>=1.40,<2"],  # images and results on Amazon S3
-    "video": ["av>=17,<20"],  # frames of videos
+    "video": ["av>=17,<19"],  # frames of videos
     "voc": ["defusedxml>=0.7,<1"],  # labels as Pascal VOC
 }
 TESTED = ["azure", "heif", "onnxruntime", "openvino", "quantize", "s3", "triton", "video", "voc"]
