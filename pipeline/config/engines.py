@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 AUTO = "auto"
 SAVED_MODEL, ONNX, SERVER = "SavedModel", "ONNX file", "model on a server"
+_INT8 = "int8"  # of versions that `detect-objects quantize` writes, of SavedModels alone
 _BY_DEFAULT = "tensorflow"  # the extra that is part of an installation, unless it was made without
 
 
@@ -40,18 +41,17 @@ class EngineKind:
         """Whether its package is there."""
         return importlib.util.find_spec(self.package) is not None
 
-    @property
-    def all_precisions(self) -> tuple[str, ...]:
-        """Of all devices."""
-        return tuple(dict.fromkeys(each for of_device in self.precisions.values() for each in of_device))
-
     def has_device(self, device: str) -> bool:
         """Whether it runs on the device of the settings: `auto`, `cpu`, `gpu` or `gpu:<number>`."""
         return device == AUTO or "" in self.precisions or device.partition(":")[0] in self.precisions
 
+    def device_on(self, *, gpu: bool) -> str:
+        """The device that it takes on a machine with or without a GPU; empty for one at a server."""
+        return "" if "" in self.precisions else "gpu" if gpu and "gpu" in self.precisions else "cpu"
+
     def precisions_on(self, *, gpu: bool) -> tuple[str, ...]:
-        """On the device that it takes on a machine with or without a GPU."""
-        return self.precisions.get("gpu" if gpu and "gpu" in self.precisions else "cpu", ())
+        """On the device that it takes on a machine with or without a GPU; none if the machine lacks it."""
+        return self.precisions.get(self.device_on(gpu=gpu), ())
 
 
 ENGINES = {  # in the order in which `auto` and `tune` try them; a new engine is a row here and a module
@@ -67,7 +67,7 @@ ENGINES = {  # in the order in which `auto` and `tune` try them; a new engine is
     "openvino": EngineKind(
         "pipeline.detect.openvino_engine:open_model",
         (SAVED_MODEL, ONNX),
-        {"cpu": ("float32", "bfloat16", "int8")},
+        {"cpu": ("float32", "bfloat16", _INT8)},
         "openvino",
         "openvino",
         batches=False,
@@ -95,10 +95,9 @@ ENGINES = {  # in the order in which `auto` and `tune` try them; a new engine is
 }
 
 
-def engines_for(files: str, device: str = AUTO, precision: str = "") -> list[str]:
-    """Engines that run such a model on such a device, at this precision if one is named."""
-    fitting = [name for name, kind in ENGINES.items() if files in kind.files and kind.has_device(device)]
-    return [name for name in fitting if not precision or precision in ENGINES[name].all_precisions]
+def engines_for(files: str, device: str = AUTO) -> list[str]:
+    """Engines that run such a model on such a device."""
+    return [name for name, kind in ENGINES.items() if files in kind.files and kind.has_device(device)]
 
 
 def choose_engine(files: str, device: str, precision: str, *, gpu: bool) -> str:
@@ -110,27 +109,58 @@ def choose_engine(files: str, device: str, precision: str, *, gpu: bool) -> str:
       precision: Of the settings.
       gpu: Whether the machine has a GPU that the settings allow.
     """
-    fitting = engines_for(files, device, precision) or engines_for(files, device) or engines_for(files)
+    fitting = _with_precision(files, device, precision, gpu=gpu) or engines_for(files, device) or engines_for(files)
     if gpu:
         fitting.sort(key=lambda name: "gpu" not in ENGINES[name].precisions)
     return next((name for name in fitting if ENGINES[name].installed), fitting[0])
 
 
-def misfit(engine: str, files: str, device: str, precision: str) -> str:
-    """Why an engine does not run such a model with such settings, and what to use; empty if it does, or is one of one's own."""
+def misfit(engine: str, files: str, device: str, precision: str, *, gpu: bool) -> str:
+    """Why an engine does not run such a model with such settings, and what to use; empty if it does, or is one of one's own.
+
+    Args:
+      engine: Its name.
+      files: Kind of the model.
+      device: Of the settings.
+      precision: Of the settings.
+      gpu: Whether the machine has a GPU that the settings allow.
+    """
     kind = ENGINES.get(engine)
     if not kind:
         return ""
-    others = _named([name for name in engines_for(files, device, precision) if name != engine])
+    others = _named([name for name in _with_precision(files, device, precision, gpu=gpu) if name != engine])
     if files not in kind.files:
         return f"engine {engine}: expected {' or '.join(kind.files)}, got {files}; {others or 'leave out --engine'}"
     if not kind.has_device(device):
         expected = f"expected device auto or {' or '.join(kind.precisions)}, got {device}"
         return f"engine {engine}: {expected}{others and f'; {others}'}"
-    if precision not in kind.all_precisions:
+    if why := lacks_precision(engine, precision, gpu=gpu):
         where = "; a server has a precision of its own, leave out --precision" if files == SERVER else others and f"; {others}"
-        return f"precision {precision}: engine {engine} has {', '.join(kind.all_precisions)}{where}"
+        return f"{why}{where}"
+    if precision == _INT8 and files == ONNX:
+        return (
+            f"precision {precision}: expected a version of a {SAVED_MODEL} that detect-objects quantize wrote, got {files}; "
+            "export the model as a SavedModel, or leave out --precision, also for a file that has been quantized elsewhere"
+        )
     return ""
+
+
+def lacks_precision(engine: str, precision: str, *, gpu: bool) -> str:
+    """Why an engine lacks a precision on the device that it takes; empty if it has it, or the machine lacks the device."""
+    kind = ENGINES[engine]
+    has, device = kind.precisions_on(gpu=gpu), kind.device_on(gpu=gpu)
+    where = f" on a {device.upper()}" if device else ""
+    return "" if precision in has or not has else f"precision {precision}: engine {engine} has {_listed(has)}{where}"
+
+
+def _with_precision(files: str, device: str, precision: str, *, gpu: bool) -> list[str]:
+    if precision == _INT8 and files == ONNX:
+        return []
+    return [name for name in engines_for(files, device) if precision in ENGINES[name].precisions_on(gpu=gpu)]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([*filter(None, [", ".join(names[:-1])]), *names[-1:]])
 
 
 def _named(engines: Sequence[str]) -> str:

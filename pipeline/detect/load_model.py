@@ -162,13 +162,16 @@ def engine_of(files: str, detect: DetectConfig) -> str:
     """The engine that runs this kind of model here: that of the settings, or the one that `auto` means."""
     if detect.engine != AUTO:
         return detect.engine
-    gpu = detect.device.startswith("gpu") or (detect.device == "auto" and bool(nvidia_gpus()))
-    return choose_engine(files, detect.device, detect.precision, gpu=gpu)
+    return choose_engine(files, detect.device, detect.precision, gpu=_allows_gpu(detect))
 
 
 def _check_fit(files: str, detect: DetectConfig) -> None:
-    if why := misfit(detect.engine, files, detect.device, detect.precision):
+    if why := misfit(detect.engine, files, detect.device, detect.precision, gpu=_allows_gpu(detect)):
         raise ModelError(why)
+
+
+def _allows_gpu(detect: DetectConfig) -> bool:
+    return detect.device.startswith("gpu") or (detect.device == "auto" and bool(nvidia_gpus()))
 
 
 def recognised(local: str, folder: str, model: ModelConfig) -> DetectorMetadata:

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.config.engines import ENGINES
+from pipeline.config.engines import ENGINES, lacks_precision
 from pipeline.detect import onnx_graph
 from pipeline.detect.describe_model import describe_onnx, onnx_file
 from pipeline.detect.engine import (
@@ -68,7 +68,7 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     signature = channels_last(Signature(inputs, outputs, functools.partial(_answers, plain)))
     metadata = describe_onnx(signature, local, folder, model, detect, properties=plain.get_modelmeta().custom_metadata_map)
     if detect.precision == "float16" and inputs[metadata.input_name].dtype != "float16":
-        network = _in_float16(network, folder)
+        network = in_float16(network, folder)
     content, roles = add_steps(network, signature, metadata, detect, folder)
     engine = _OnnxRuntime(_opener(folder, content, detect), roles, metadata, detect)
     batch, sizes = signature.batch_of(metadata), COMPILED_SIZES if detect.engine == "tensorrt" else ()
@@ -128,7 +128,7 @@ class _OnnxRuntime:
             raise OutOfMemory(first_line(err)) from err.with_traceback(None)
 
 
-def _in_float16(network: Any, folder: str) -> Any:
+def in_float16(network: Any, folder: str) -> Any:
     """The network in float16, from the user's cache if it has been converted before."""
     import onnx
 
@@ -199,6 +199,9 @@ def _opener(folder: str, content: bytes, detect: DetectConfig) -> Callable[[], A
                 f"device {detect.device}: ONNX Runtime has {', '.join(available)}, this process may use {nvidia_gpus()} GPUs; "
                 "install onnxruntime-gpu[cuda,cudnn], or use --device cpu"
             )
+        gpu = session.get_providers()[0] != _CPU
+        if detect.engine in ENGINES and (why := lacks_precision(detect.engine, detect.precision, gpu=gpu)):
+            raise ModelError(f"{why}; this machine's GPU cannot be used, and --device gpu says what is missing")
         return session
 
     return open_session

@@ -111,7 +111,7 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
       ModelError: It has no int8 network, OpenVINO is missing or cannot convert it.
     """
     check_installed("openvino")
-    if (file := onnx_file(local)) and detect.precision != "int8":
+    if file := onnx_file(local):
         return _open_onnx(file, local, folder, model, detect)
     network = os.path.join(local, INT8) if detect.precision == "int8" else _converted(local, folder, model)
     try:

@@ -14,7 +14,7 @@ from typing import Any
 
 from models.base.quiet import gc_paused, quiet_stderr
 from pipeline.config import DetectConfig
-from pipeline.config.engines import ENGINES
+from pipeline.config.engines import lacks_precision
 from pipeline.detect.engine import concurrent_batches_of
 from pipeline.detect.gpus import free_bytes, gpu_kind, take_gpu
 from pipeline.detect.process_memory import freeze_gc
@@ -42,10 +42,9 @@ def configure_tensorflow(detect: DetectConfig) -> Any:
         tf = import_without_keras()
     freeze_gc()
     gpu = _chosen_gpu(detect.device, tf.config.list_physical_devices("GPU"))
-    device = "cpu" if gpu is None else "gpu"
-    (other, rewrite), has = _REWRITES[device], ENGINES["tensorflow"].precisions[device]
-    if detect.precision not in has:
-        raise ModelError(f"precision {detect.precision}: engine tensorflow has {' and '.join(has)} on a {device.upper()}")
+    if why := lacks_precision("tensorflow", detect.precision, gpu=gpu is not None):
+        raise ModelError(why)
+    other, rewrite = _REWRITES["cpu" if gpu is None else "gpu"]
     # of functions that are traced from now on
     tf.config.optimizer.set_experimental_options({rewrite: detect.precision == other})
     with contextlib.suppress(RuntimeError):  # TensorFlow has started already

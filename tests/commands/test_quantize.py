@@ -161,5 +161,7 @@ def test_what_cannot_be_used_is_one_line_before_any_work(versions, model, calibr
 
 
 def test_int8_without_its_engine_is_one_line(versions):
-    with pytest.raises(ModelError, match=r"precision int8: engine tensorflow has float32, .*; use --engine openvino"):
+    with pytest.raises(
+        ModelError, match="precision int8: engine tensorflow has float32 and bfloat16 on a CPU; use --engine openvino"
+    ):
         load_detector(ModelConfig(path=str(versions)), DetectConfig(engine="tensorflow", precision="int8"))

@@ -9,8 +9,8 @@ import pytest
 from models.geometry import iou_matrix
 from pipeline.config import DetectConfig
 from pipeline.detect.engine import check_installed
-from pipeline.detect.onnx_graph import to_float16
-from pipeline.detect.onnxruntime_engine import _providers, engine_cache
+from pipeline.detect.onnx_graph import read_onnx, to_float16
+from pipeline.detect.onnxruntime_engine import _providers, engine_cache, in_float16
 from pipeline.errors import ModelError
 from tests.detect.test_families import picture
 from tests.onnx_files import HW, NAMES
@@ -68,9 +68,15 @@ def file(tmp_path):
     return tmp_path / "toy.onnx"
 
 
-def found(file, precision, **config):
+def halved(file, folder):
+    """The network that a GPU gets, as a file that a CPU runs: slowly, and with the same types."""
+    onnx.save(in_float16(read_onnx(str(file), "m"), "m"), str(folder / "half.onnx"))
+    return folder / "half.onnx"
+
+
+def found(file, **config):
     images = [picture(HW[::-1], seed)[0] for seed in range(3)]
-    detect = DetectConfig(engine="onnxruntime", precision=precision, score_threshold=0.3, iou_threshold=1.0, max_detections=300)
+    detect = DetectConfig(engine="onnxruntime", score_threshold=0.3, iou_threshold=1.0, max_detections=300)
     results, _ = detected(file, images, detect, box_units="pixels", **config)
     return [result.detections for result in results]
 
@@ -154,7 +160,7 @@ CLASSES = {"nms": "pipeline", "box_format": "cxcywh", "scores_output": "best"}
 def test_files_of_other_exporters_become_float16(file, tmp_path, monkeypatch, change, config):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     onnx.save(change(onnx.load(str(file))), str(file))
-    check_same(found(file, "float32", **config), found(file, "float16", **config), least=60)
+    check_same(found(file, **config), found(halved(file, tmp_path), **config), least=60)
 
 
 @pytest.mark.matrix
@@ -163,8 +169,7 @@ def test_files_that_ultralytics_wrote_find_the_same_in_float16(tmp_path, monkeyp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (model,) = ultralytics_folder().glob(f"lib/python*/site-packages/{weights}")
     full, half = (
-        objects(model, "onnxruntime", photos_of_fixtures(), precision=each, score_threshold=0.05)
-        for each in ("float32", "float16")
+        objects(each, "onnxruntime", photos_of_fixtures(), score_threshold=0.05) for each in (model, halved(model, tmp_path))
     )
     both = agreement(full, half)
     assert both.wanted == both.found == both.matched >= 4 and both.worst_iou > 0.98, both
@@ -182,7 +187,7 @@ def test_a_network_that_cannot_be_converted_is_one_line(file):
 def test_boxes_stay_where_they_are_and_the_converted_file_is_kept(file, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     cache = tmp_path / "cache" / "hybrid-detection-pipeline" / "onnx-float16"
-    full, half, again = found(file, "float32"), found(file, "float16"), found(file, "float16")
+    full, half, again = found(file), found(halved(file, tmp_path)), found(halved(file, tmp_path))
     (kept,) = cache.iterdir()
     weights = {each.name: each.data_type for each in onnx.load(str(kept)).graph.initializer}
     assert weights["w1"] == weights["w2"] == onnx.TensorProto.FLOAT16
@@ -200,43 +205,11 @@ def test_boxes_stay_where_they_are_and_the_converted_file_is_kept(file, tmp_path
 
 def test_a_damaged_file_in_the_cache_is_made_anew(file, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    before = found(file, "float16")
+    before = found(halved(file, tmp_path))
     (kept,) = (tmp_path / "cache" / "hybrid-detection-pipeline" / "onnx-float16").iterdir()
     kept.write_bytes(kept.read_bytes()[:100])
-    after = found(file, "float16")
+    after = found(halved(file, tmp_path))
     assert [each.boxes_xyxy.tolist() for each in before] == [each.boxes_xyxy.tolist() for each in after]
-
-
-@pytest.mark.parametrize(
-    ("package", "settings", "needed_by"),
-    [
-        ("onnx", {"engine": "openvino"}, r"model .*toy\.onnx, an ONNX file,"),
-        ("onnx", {"engine": "onnxruntime"}, r"model .*toy\.onnx, an ONNX file,"),
-        ("onnxconverter_common", {"engine": "onnxruntime", "precision": "float16"}, "precision float16 of an ONNX file"),
-    ],
-)
-def test_a_package_that_is_missing_is_named_alone(file, monkeypatch, package, settings, needed_by):
-    """The extra would install ONNX Runtime for CPUs over that for GPUs."""
-    pytest.importorskip(settings["engine"], reason="its extra is not installed")
-    monkeypatch.setitem(sys.modules, package, None)
-    name = package.replace("_", "-")
-    with pytest.raises(ModelError, match=f"^{needed_by} needs {name}: pip install {name}$"):
-        detected(file, [], DetectConfig(device="cpu", **settings))
-
-
-def test_what_to_install_on_a_gpu_has_all_that_the_extra_has(monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    for engine in ("onnxruntime", "tensorrt"):
-        with pytest.raises(ModelError, match=r"on a GPU: onnxruntime-gpu\[cuda,cudnn\], onnx, onnxconverter-common"):
-            check_installed(engine)
-
-
-def test_tensorrt_that_is_not_there_is_one_line(file):
-    with pytest.raises(
-        ModelError, match=r"^engine tensorrt: ONNX Runtime has .*, this process may use 0 GPUs; install onnxr"
-    ) as err:
-        detected(file, [], DetectConfig(engine="tensorrt"))
-    assert "\n" not in str(err.value)
 
 
 @pytest.fixture
@@ -247,6 +220,73 @@ def a_gpu(monkeypatch, tmp_path):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("onnxruntime.get_available_providers", lambda: PROVIDERS)
+
+
+@pytest.mark.parametrize(
+    ("package", "settings", "needed_by"),
+    [
+        ("onnx", {"engine": "openvino", "device": "cpu"}, r"model .*toy\.onnx, an ONNX file,"),
+        ("onnx", {"engine": "onnxruntime", "device": "cpu"}, r"model .*toy\.onnx, an ONNX file,"),
+        ("onnxconverter_common", {"engine": "onnxruntime", "precision": "float16"}, "precision float16 of an ONNX file"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_alone(file, monkeypatch, a_gpu, package, settings, needed_by):
+    """The extra would install ONNX Runtime for CPUs over that for GPUs."""
+    pytest.importorskip(settings["engine"], reason="its extra is not installed")
+    monkeypatch.setitem(sys.modules, package, None)
+    name = package.replace("_", "-")
+    with pytest.raises(ModelError, match=f"^{needed_by} needs {name}: pip install {name}$"):
+        detected(file, [], DetectConfig(**settings))
+
+
+def test_a_gpu_that_onnx_runtime_cannot_use_has_no_float16(file, a_gpu, monkeypatch):
+    """ONNX Runtime would compute float16 on the CPU, slowly, and find other boxes."""
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: PROVIDERS[-1:])
+    with pytest.raises(
+        ModelError, match=r"^precision float16: engine onnxruntime has float32 on a CPU; this machine's GPU "
+    ) as err:
+        detected(file, [], DetectConfig(precision="float16"))
+    assert "\n" not in str(err.value)
+
+
+def test_what_to_install_on_a_gpu_has_all_that_the_extra_has(monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    for engine in ("onnxruntime", "tensorrt"):
+        with pytest.raises(ModelError, match=r"on a GPU: onnxruntime-gpu\[cuda,cudnn\], onnx, onnxconverter-common"):
+            check_installed(engine)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"engine": "onnxruntime", "precision": "float16"}, "precision float16: engine onnxruntime has float32 on a CPU"),
+        ({"device": "cpu", "precision": "float16"}, "precision float16: engine openvino has float32, bfloat16 and int8 on a CPU"),
+        (
+            {"engine": "onnxruntime", "precision": "bfloat16"},
+            "precision bfloat16: engine onnxruntime has float32 on a CPU; use --engine openvino",
+        ),
+        (
+            {"precision": "int8"},
+            "precision int8: expected a version of a SavedModel that detect-objects quantize wrote, got ONNX file; export the "
+            "model as a SavedModel, or leave out --precision, also for a file that has been quantized elsewhere",
+        ),
+    ],
+    ids=str,
+)
+def test_a_precision_that_a_cpu_lacks_is_refused(file, settings, why):
+    """ONNX Runtime computes float16 there more slowly, and finds other boxes; int8 is made of SavedModels alone."""
+    pytest.importorskip("openvino", reason="its extra is not installed")
+    with pytest.raises(ModelError) as err:
+        detected(file, [], DetectConfig(**settings))
+    assert str(err.value) == why
+
+
+def test_tensorrt_that_is_not_there_is_one_line(file):
+    with pytest.raises(
+        ModelError, match=r"^engine tensorrt: ONNX Runtime has .*, this process may use 0 GPUs; install onnxr"
+    ) as err:
+        detected(file, [], DetectConfig(engine="tensorrt"))
+    assert "\n" not in str(err.value)
 
 
 def test_tensorrt_whose_libraries_cannot_be_loaded_is_one_line(file, tmp_path, monkeypatch, a_gpu):

@@ -70,7 +70,7 @@ def test_a_model_that_nobody_prepared_runs_as_asked(tmp_path, monkeypatch, brigh
 
 
 @pytest.mark.parametrize(
-    ("engine", "others"), [("tensorflow", "float32 and bfloat16 on a CPU"), ("openvino", "float32, bfloat16, int8")]
+    ("engine", "others"), [("tensorflow", "float32 and bfloat16 on a CPU"), ("openvino", "float32, bfloat16 and int8 on a CPU")]
 )
 def test_a_precision_that_the_device_lacks_is_refused(engine, others):
     """Grappler's rewrite to float16 does nothing on a CPU."""
