@@ -10,8 +10,10 @@ import os
 import re
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from typing import BinaryIO
 
+from pipeline.config.engines import AUTO
 from pipeline.limits import Share
 
 _MOST_ON_GPU = 64  # processes
@@ -30,8 +32,15 @@ def gpu_names(gpus: int) -> list[str]:
     uuids = _asked("uuid")
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     entries = [entry.strip() for entry in listed.split(",")] if listed else [str(number) for number in range(gpus)]
-    names = [uuids[int(entry)] if entry.isdigit() and int(entry) < len(uuids) else entry for entry in entries[:gpus]]
+    names = [_uuid(entry, uuids) for entry in entries[:gpus]]
     return [*names, *(f"more-{number}" for number in range(gpus - len(names)))]
+
+
+def _uuid(entry: str, uuids: Sequence[str]) -> str:
+    """The UUID for an entry of `CUDA_VISIBLE_DEVICES`: a number, a UUID or its beginning; itself if none is known."""
+    if entry.isdigit():
+        return uuids[int(entry)] if int(entry) < len(uuids) else entry
+    return next((uuid for uuid in uuids if uuid.startswith(entry)), entry)
 
 
 def gpu_kind() -> str:
@@ -40,9 +49,8 @@ def gpu_kind() -> str:
     return told.pop() if len(told) == 1 else ""
 
 
-@functools.cache
-def take_gpu(gpus: int) -> int:
-    """Picks this process's GPU, from 0: the one that the fewest others use; the same one each time.
+def take_gpu(gpus: int, device: str = AUTO) -> int:
+    """Picks this process's GPU, from 0: the one that is asked for, else one that the fewest others use; the same one each time.
 
     The processes of one launcher and the containers of one machine begin at their own number. Each process locks a file with the
     name of its GPU in the machine's temporary folder, since other jobs may be there; the system frees the lock when the process
@@ -50,13 +58,20 @@ def take_gpu(gpus: int) -> int:
 
     Args:
       gpus: How many CUDA shows this process.
+      device: Of the settings; `gpu:<number>` asks for one, which may not be there.
     """
-    if gpus <= 1:
-        return 0
+    asked = device.partition(":")[2]
+    return _taken(gpus, int(asked) if asked else None)
+
+
+@functools.cache
+def _taken(gpus: int, asked: int | None) -> int:
     worker = re.search(r"\d+$", os.environ.get("WORKER_ID", ""))  # of Beam; containers have no folder in common
-    first = (Share.of_environment().number or int(worker[0] if worker else 0)) % gpus
+    first = (Share.of_environment().number or int(worker[0] if worker else 0)) % max(gpus, 1) if asked is None else asked
+    if first >= gpus:
+        return first
+    numbers: list[int] = [*range(first, gpus), *range(first)] if asked is None else [asked]
     names = gpu_names(gpus)
-    numbers: list[int] = [*range(first, gpus), *range(first)]
     folder = os.path.join(tempfile.gettempdir(), f"detection-gpus-{os.getuid()}")
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -73,18 +88,11 @@ def take_gpu(gpus: int) -> int:
     return first
 
 
-def free_bytes(gpus: int, *numbers: int) -> int | None:
-    """Memory that no process has now of some GPUs by their numbers for CUDA; None where NVIDIA's driver does not tell.
-
-    Args:
-      gpus: How many CUDA shows this process.
-      *numbers: Of the GPUs; default: all.
-    """
-    names = gpu_names(gpus)
-    wanted = [names[number] for number in numbers or range(gpus) if number < gpus]
-    found = [_ask("memory.free", name) for name in wanted if not name.startswith("MIG")]
-    told = [int(lines[0]) * _MIB for lines in found if lines and lines[0].isdigit()]
-    return sum(told) if told and len(told) == len(wanted) else None
+def free_bytes(number: int, gpus: int) -> int | None:
+    """Memory of a GPU, by its number for CUDA, that no process has; None where the driver does not tell, as of a part (MIG)."""
+    names = [name for name in gpu_names(gpus)[number : number + 1] if not name.startswith("MIG")]
+    told = [line for name in names for line in _ask("memory.free", name)]
+    return int(told[0]) * _MIB if told and told[0].isdigit() else None
 
 
 def _ask(what: str, of: str = "") -> list[str]:

@@ -21,7 +21,7 @@ from pipeline.detect.describe_model import name_of_model, onnx_file, own_metadat
 from pipeline.detect.detections import check_outputs
 from pipeline.detect.engine import ModelFailed, OpenedModel, OpenModel, OutOfMemory, check_installed, opener_of
 from pipeline.detect.golden import GoldenImage, read_golden
-from pipeline.detect.gpus import free_bytes
+from pipeline.detect.gpus import free_bytes, take_gpu
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.model_arrays import split_metadata
 from pipeline.detect.process_memory import cap_malloc_arenas, trim_memory
@@ -87,7 +87,7 @@ def load(model: ModelConfig, detect: DetectConfig, *, beside: bool = False) -> L
     check_engine(model, detect.engine)
     cap_malloc_arenas()
     before, was_gpu, gpus = tensorflow_setup.memory_in_use(), tensorflow_setup.uses_gpu(), nvidia_gpus()
-    free = free_bytes(gpus) if gpus and detect.device != "cpu" else None
+    free = {number: free_bytes(number, gpus) for number in range(gpus)} if detect.device != "cpu" else {}
     as_it_is = opens_as_given(model, detect.engine)
     if is_remote(model.path) and not as_it_is:
         _check_fit(SERVER, detect)
@@ -120,8 +120,9 @@ def load(model: ModelConfig, detect: DetectConfig, *, beside: bool = False) -> L
     loaded = _warm(opened, folder, version.name, golden, beside=beside, timeout_ms=detect.batch_timeout_ms)
     in_use = tensorflow_setup.memory_in_use()  # on a GPU once TensorFlow is there, and not in this process any more
     taken = max(in_use - before if tensorflow_setup.uses_gpu() == was_gpu else in_use, version.size_bytes)
-    if free is not None and getattr(opened.engine, "gpu", False) and not tensorflow_setup.uses_gpu():
-        taken = max(taken, free - (free_bytes(gpus) or free))
+    if free and getattr(opened.engine, "gpu", False) and not tensorflow_setup.uses_gpu():
+        had, has = free.get(number := take_gpu(gpus, detect.device)), free_bytes(number, gpus)
+        taken = taken if had is None or has is None else max(taken, had - has)
     return dataclasses.replace(
         loaded, memory_bytes=taken, notes=(*notes, *opened.notes, *loaded.notes), engine_name=detect.engine
     )

@@ -217,8 +217,8 @@ class ModelWatcher:
         limit = gpu_bytes(self._detect)
         has_room = limit is None or current + needed <= limit
         if limit is None and getattr(self._detector.model.batcher.engine, "gpu", False):  # of ONNX Runtime
-            gpus, number = nvidia_gpus(), self._detect.device.partition(":")[2]
-            free = free_bytes(gpus, int(number) if number else take_gpu(gpus))
+            gpus = nvidia_gpus()
+            free = free_bytes(take_gpu(gpus, self._detect.device), gpus)
             has_room = free is None or needed <= free
         return has_room and needed <= MEMORY.room_bytes()
 

@@ -95,9 +95,7 @@ class _OnnxRuntime:
         self._roles, self._metadata, self._detect = roles, metadata, detect
         self._session: Any = open_session()
         self.gpu: bool = self._session.get_providers()[0] != _CPU
-        self._device = ("cuda", take_gpu(nvidia_gpus())) if self.gpu else ("cpu", 0)
-        if self.gpu and ":" in detect.device:
-            self._device = ("cuda", int(detect.device.rpartition(":")[2]))
+        self._device = ("cuda", take_gpu(nvidia_gpus(), detect.device)) if self.gpu else ("cpu", 0)
 
     def _opened(self) -> Any:
         with self._lock:
@@ -222,7 +220,7 @@ def _providers(available: list[str], detect: DetectConfig, content: bytes) -> li
         )
     if not has_gpu or _CUDA not in available:
         return [_CPU]
-    device = {"device_id": number or str(take_gpu(nvidia_gpus()))}
+    device = {"device_id": str(take_gpu(nvidia_gpus(), detect.device))}
     memory = {"gpu_mem_limit": str(detect.gpu_memory_mb * 1_048_576)} if detect.gpu_memory_mb else {}
     on_gpu: list[Any] = [(_CUDA, {**device, **memory})]
     if detect.engine == "tensorrt":

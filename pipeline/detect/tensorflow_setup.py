@@ -134,16 +134,15 @@ def gpu_bytes(detect: DetectConfig) -> int | None:
     import tensorflow as tf
 
     number = int(tf.config.get_visible_devices("GPU")[0].name.rpartition(":")[2])
-    free = free_bytes(len(tf.config.list_physical_devices("GPU")), number)
+    free = free_bytes(number, len(tf.config.list_physical_devices("GPU")))
     return None if free is None else memory_in_use() + free
 
 
 def _chosen_gpu(device: str, gpus: list[Any]) -> Any | None:
     """The GPU for `auto`, `cpu`, `gpu` or `gpu:<number>` (without a number one that few processes use); None for the CPU."""
-    kind, _, number = device.partition(":")
-    if kind == "cpu":
+    if device == "cpu":
         return None
-    index = int(number) if number else take_gpu(len(gpus))
-    if kind == "gpu" and len(gpus) <= index:
+    index = take_gpu(len(gpus), device)
+    if device.startswith("gpu") and len(gpus) <= index:
         raise ModelError(f"device {device}: TensorFlow sees {len(gpus)} GPUs; use --device cpu or auto")
     return gpus[index] if index < len(gpus) else None

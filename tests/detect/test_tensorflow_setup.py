@@ -42,7 +42,7 @@ from tests.without_keras import tf
             {
                 "visible": [1],
                 "memory_mb": 1000,
-                "taken": [],
+                "taken": ["1-0"],
                 "rewrites": {"auto_mixed_precision": True},
                 "sizes": [1, 2, 4, 8, 16, 32],
             },
@@ -128,6 +128,48 @@ def test_tensorflow_may_use_what_it_has_taken_and_what_no_other_process_has(
     assert gpu_bytes(DetectConfig(gpu_memory_mb=limit_mb)) == may_use
 
 
+SMI = """\
+#!/bin/sh
+case "$*" in
+  *memory.free*GPU-a*) cat a ;;
+  *memory.free*GPU-b*) cat b ;;
+  *) printf 'GPU-a\\nGPU-b\\n' ;;
+esac
+"""
+LOADS_ON_GPU = """
+import glob
+from pathlib import Path
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.load_model import load
+from tests.detect import test_tensorflow_setup
+
+def open_model(*arguments):
+    Path("a").write_text("9000")  # of another job, which begins beside this one
+    Path("b").write_text("29000")
+    return test_tensorflow_setup.open_on_gpu(*arguments)
+
+if __name__ == "__main__":
+    real = glob.glob
+    glob.glob = lambda path, **more: ["/dev/nvidia0", "/dev/nvidia1"] if "nvidia" in path else real(path, **more)
+    loaded = load(ModelConfig(name="toy"), DetectConfig(engine="loads:open_model", device="gpu:1"))
+    loaded.batcher.close()
+    print(loaded.memory_bytes)
+"""
+
+
+def test_the_memory_of_a_model_is_what_its_own_gpu_lost(tmp_path, monkeypatch):
+    """That of all GPUs had what other jobs took of theirs meanwhile."""
+    for name, content in {"nvidia-smi": SMI, "loads.py": LOADS_ON_GPU, "a": "30000", "b": "30000"}.items():
+        (tmp_path / name).write_text(content)
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(REPO))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    done = subprocess.run([sys.executable, "loads.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True)
+    assert int(done.stdout) == 1000 * 1_048_576
+
+
 def open_on_gpu(_local, _folder, _model, detect):
     engine = FunctionEngine(lambda pixels: {"boxes": np.zeros((len(pixels), 1, 4)), "scores": np.zeros((len(pixels), 1))}, detect)
     engine.gpu = True
@@ -159,7 +201,7 @@ TAKE = """
 import sys
 from pipeline.detect.gpus import take_gpu
 
-print(take_gpu(int(sys.argv[1])), flush=True)
+print(take_gpu(int(sys.argv[1]), *sys.argv[2:]), flush=True)
 sys.stdin.read()
 """
 
@@ -170,8 +212,8 @@ def process(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with contextlib.ExitStack() as ended:
 
-        def start(gpus: int) -> tuple[int, subprocess.Popen]:
-            command = [sys.executable, "-c", TAKE, str(gpus)]
+        def start(gpus: int, *device: str) -> tuple[int, subprocess.Popen]:
+            command = [sys.executable, "-c", TAKE, str(gpus), *device]
             started = ended.enter_context(running(command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
             return int(started.stdout.readline()), started
 
@@ -192,7 +234,7 @@ def test_jobs_that_see_different_gpus_take_none_from_each_other(process, monkeyp
 def test_gpus_are_known_by_their_uuids_and_processes_and_containers_begin_at_their_own(process, monkeypatch, tmp_path):
     program = tmp_path / "bin" / "nvidia-smi"
     program.parent.mkdir()
-    program.write_text("#!/bin/sh\nprintf 'GPU-a\\nGPU-b\\nGPU-c\\n'\n")
+    program.write_text("#!/bin/sh\nprintf 'GPU-a\\nGPU-b-4f7e\\nGPU-c\\n'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("DETECTION_PROCESSES", "3")
@@ -206,8 +248,10 @@ def test_gpus_are_known_by_their_uuids_and_processes_and_containers_begin_at_the
     monkeypatch.delenv("WORKER_ID")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-c,0")
     assert process(2)[0] == 1
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b-4,GPU-a")  # the beginning of a UUID names it
+    assert process(2)[0] == 0
     locks = {path.name for path in tmp_path.glob("detection-gpus-*/*")}
-    assert locks == {"GPU-c-0", "GPU-a-0"}
+    assert locks == {"GPU-c-0", "GPU-a-0", "GPU-b-4f7e-0"}
 
 
 @pytest.mark.slow
@@ -217,6 +261,16 @@ def test_each_process_has_a_gpu_of_its_own_until_all_are_taken(process):
     assert [number for number, _ in taken] == [0, 1, 2, 0, 1]
     end_group(taken[2][1])
     assert process(3)[0] == 2
+
+
+@pytest.mark.slow
+def test_a_process_that_asks_for_a_gpu_is_counted_there(process, monkeypatch):
+    """Also one that sees no other GPU. Both were not, so that the next job went there, too."""
+    assert [process(3, device)[0] for device in ("gpu:1", "gpu:1", "gpu:7")] == [1, 1, 7]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert process(1)[0] == 0
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert [process(3, "gpu")[0] for _ in range(3)] == [2, 0, 2]
 
 
 def test_where_no_file_can_be_locked_the_first_is_taken(process, tmp_path):
