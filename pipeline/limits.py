@@ -88,6 +88,9 @@ def machine() -> str:
 def nvidia_gpus(devices: str = "/dev/nvidia[0-9]*", single: Sequence[str] = _SINGLE_GPU) -> int:
     """NVIDIA's GPUs that this process may use: of the devices, those that `CUDA_VISIBLE_DEVICES` lists before a wrong entry.
 
+    CUDA shows a process one part of a GPU (MIG), however many are listed:
+    https://docs.nvidia.com/datacenter/tesla/mig-user-guide/mig-device-names.html#cuda-device-enumeration
+
     Args:
       devices: Pattern of their files.
       single: Files one of which is there instead, on a machine with one GPU.
@@ -95,7 +98,8 @@ def nvidia_gpus(devices: str = "/dev/nvidia[0-9]*", single: Sequence[str] = _SIN
     there, listed = len(glob.glob(devices)) or int(any(map(os.path.exists, single))), os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return there
-    return min(there, len(list(itertools.takewhile(re.compile(r" *(\d|GPU-|MIG-)").match, listed.split(",")))))
+    entries = list(itertools.takewhile(re.compile(r" *(\d|GPU-|MIG-)").match, listed.split(",")))
+    return min(there, 1 if "MIG-" in listed and entries else len(entries))
 
 
 def memory_limit_bytes(groups: Path = _GROUPS, own: Path = _OWN) -> int | None:

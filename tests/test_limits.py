@@ -118,9 +118,21 @@ def test_the_least_memory_limit_and_what_machine_and_groups_leave_count(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("listed", "gpus"), [("2,5", 2), ("GPU-3a1f,MIG-7", 2), ("0,-1,1", 1), ("7,0,1,2", 3), ("", 0), ("-1", 0), ("void", 0)]
+    ("listed", "gpus"),
+    [
+        ("2,5", 2),
+        ("GPU-3a1f,GPU-7", 2),
+        ("MIG-3a1f,MIG-7", 1),
+        ("0,-1,1", 1),
+        ("7,0,1,2", 3),
+        ("", 0),
+        ("-1", 0),
+        ("void", 0),
+        ("-1,MIG-7", 0),
+    ],
 )
 def test_the_gpus_that_cuda_may_see_count(tmp_path, monkeypatch, listed, gpus):
+    """Of parts of GPUs (MIG) it shows a process one."""
     for number in range(3):
         (tmp_path / f"nvidia{number}").touch()
     assert nvidia_gpus(f"{tmp_path}/nvidia*") == 3
