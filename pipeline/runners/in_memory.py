@@ -56,14 +56,20 @@ def check(options: Any) -> None:
 class InMemoryRunner(FnApiRunner):
     """Runs a batch job as Beam does, and a stream; both in threads."""
 
+    def run_pipeline(self, pipeline: Any, options: Any) -> Any:
+        """For Beam, 0 workers are as many as the machine has cores, not the container."""
+        direct = options.view_as(DirectOptions)
+        direct.direct_num_workers = direct.direct_num_workers or available_cpus()
+        return super().run_pipeline(pipeline, options)
+
     def run_via_runner_api(self, pipeline_proto: Any, options: Any) -> Any:
         """Runs a batch job to its end; returns a running stream at once."""
         add_up_metrics_at_once()
         running, run = _RunningJob(), super().run_via_runner_api
         elsewhere = options.view_as(DirectOptions).direct_running_mode == "multi_processing"
         if elsewhere:  # its workers import from the paths of this process, and not from the current folder first (Python 3.11)
-            workers = options.view_as(DirectOptions).direct_num_workers or available_cpus()  # Beam takes 0 for the cores
-            os.environ.update(environment(), PYTHONSAFEPATH="1", **{PROCESSES: str(workers)})
+            workers = str(options.view_as(DirectOptions).direct_num_workers)
+            os.environ.update(environment(), PYTHONSAFEPATH="1", **{PROCESSES: workers})
         if options.view_as(StandardOptions).streaming:
             for _ in range(_COPIES):
                 running.begin(run, copy.deepcopy(pipeline_proto), options)  # Beam changes its argument

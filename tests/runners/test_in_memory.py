@@ -3,17 +3,23 @@
 import _thread
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
+import psutil
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from pipeline.launch.signals import stopped_by_signals
+from pipeline.limits import Share
 from pipeline.process import PROCESS
 from pipeline.runners.in_memory import InMemoryRunner
+from tests.conftest import REPO
 from tests.processes import wait_until
 
 both, one_is_done, heard, endless_is_done = threading.Barrier(2), threading.Event(), threading.Event(), threading.Event()
@@ -43,6 +49,34 @@ def started(work: Callable[[int], None], *flags: str) -> Any:
     pipeline = beam.Pipeline(runner=InMemoryRunner(), options=PipelineOptions([*flags]))
     _ = pipeline | "Begin" >> beam.Create([0], reshuffle=False) | "Work" >> beam.Map(work)
     return pipeline.run()
+
+
+AS_MANY_AS_CORES = """
+import os, sys
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+from pipeline.runners import in_memory
+from tests.runners.test_in_memory import leave_a_file
+
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+options = PipelineOptions(["--direct_running_mode=multi_processing", "--direct_num_workers=0"])
+with beam.Pipeline(runner=in_memory.InMemoryRunner(), options=options) as pipeline:
+    _ = pipeline | "Begin" >> beam.Create([*range(8)]) | "Leave" >> beam.Map(leave_a_file, sys.argv[1], os.getpid())
+"""
+
+
+def leave_a_file(_element: int, folder: str, launcher: int) -> None:
+    """Notes the processes that the launcher has started, and how many divide the host."""
+    workers = [each for each in psutil.Process(launcher).children() if "sdk_worker_main" in " ".join(each.cmdline())]
+    Path(folder, str(os.getpid())).write_text(f"{len(workers)} {Share.of_environment().of}")
+
+
+def test_as_many_processes_as_cores_are_as_many_as_divide_them(tmp_path):
+    """In a container of one core of two, two processes took all of it each."""
+    if (os.cpu_count() or 1) < 2:
+        pytest.skip("a machine of one core")
+    subprocess.run([sys.executable, "-c", AS_MANY_AS_CORES, str(tmp_path)], cwd=REPO, check=True)
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"1 1"}
 
 
 def test_a_stream_has_two_bundles_side_by_side_and_ends_with_both():
