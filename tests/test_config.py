@@ -47,6 +47,7 @@ def write_config(tmp_path):
         pytest.param("1: 2", "expected keys that are strings, got 1", id="key that is no text"),
         pytest.param("detect: 5", "detect: expected a section with keys, got 5", id="value for a section"),
         pytest.param("detect: {score_threshold: 1.5}", "expected at most 1, got 1.5", id="too high"),
+        pytest.param("detect: {max_megapixels: 22907}", "max_megapixels: expected at most 20000, got 22907", id="a slot"),
         pytest.param(
             "detect: {precision: half}", "expected 'float32', 'bfloat16', 'float16' or 'int8', got 'half'", id="unknown choice"
         ),

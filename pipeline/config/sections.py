@@ -236,7 +236,7 @@ class DetectConfig:
     feeder_processes: Threads | None = declare(
         None, "processes that read, decode and fit images; default: one for each core that this process may use"
     )
-    max_megapixels: Annotated[float, Field(ge=0.01, le=MOST), NO_BOOL] = declare(
+    max_megapixels: Annotated[float, Field(ge=0.01, le=20_000), NO_BOOL] = declare(  # in one slot of memory that is shared
         100.0, "refuse larger images by their header; for JPEG, by the size after scaled decoding", identity="limits"
     )
     scaled_decode: bool = declare(

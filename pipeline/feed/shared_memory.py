@@ -10,7 +10,7 @@ import mmap
 
 import numpy as np
 
-_SLOT_BYTES = 1 << 36  # of addresses: no chunk has as many, nor an image that `max_megapixels` may allow
+_SLOT_BYTES = 1 << 36  # of addresses: no chunk has as many, nor the pixels of an image as large as `max_megapixels` may be
 
 
 class SharedMemory:
