@@ -8,7 +8,7 @@ from tests.tiny_models import box_around
 INPUT_HW = (96, 128)
 
 
-def export_bright_model(output: Path, resize: str = "stretch", hangs_on_white: bool = False) -> str:
+def export_bright_model(output: Path, resize: str = "stretch", hangs_on_white: bool = False, threshold: float = 127.0) -> str:
     """Writes the SavedModel; returns its base folder (the folder of versions).
 
     With `hangs_on_white` it never returns from a batch with an image that is white all over: it waits at an empty queue.
@@ -18,7 +18,7 @@ def export_bright_model(output: Path, resize: str = "stretch", hangs_on_white: b
     class Bright(tf.Module):
         def __init__(self):
             super().__init__()
-            self.threshold = tf.Variable(127.0)
+            self.threshold = tf.Variable(threshold)
 
         @tf.function(input_signature=[tf.TensorSpec((None, *INPUT_HW, 3), tf.uint8, "images")])
         def detect(self, images):

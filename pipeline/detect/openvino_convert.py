@@ -26,7 +26,7 @@ from pipeline.detect.engine import check_installed
 from pipeline.detect.golden import keep_requests, read_requests
 from pipeline.detect.model_arrays import split_metadata
 from pipeline.detect.user_cache import cache_folder, keep_newest
-from pipeline.detect.versions import first_line
+from pipeline.detect.versions import content_of_all, first_line
 from pipeline.errors import ModelError
 from pipeline.log_lines import console
 
@@ -100,11 +100,11 @@ def _key(local: str, model: ModelConfig) -> str:
     described = {
         name: value for name, value in dataclasses.asdict(model).items() if not name.startswith(("model_", "server_", "path"))
     }
-    digest = hashlib.sha256(json.dumps([described, importlib.metadata.version("openvino")], default=list).encode())
-    files = sorted(path for path in Path(local).rglob("[!.]*") if path.is_file() and HIDDEN not in path.parts)
+    of_all = [described, importlib.metadata.version("openvino"), content_of_all(local)]
+    digest = hashlib.sha256(json.dumps(of_all, default=list).encode())
     names = [Path(name) for name in model.class_names or () if os.path.isfile(name)]
     code = [file for module in (__file__, own_python.__file__) for file in sorted(Path(module).parent.glob("*.py"))]
-    for path in (*files, *names, *code):  # each part in an order of its own, so that a copy elsewhere has the same key
+    for path in (*names, *code):  # each part in an order of its own, so that a copy elsewhere has the same key
         digest.update(path.name.encode("utf-8", "surrogateescape") + path.read_bytes())
     return digest.hexdigest()[:32]
 

@@ -265,6 +265,11 @@ def fingerprint(folder: str, files: frozenset[FoundFile]) -> str:
     return _digest(_counted(folder, files))
 
 
+def content_of_all(path: str) -> str:
+    """A digest of all files of a model on this machine, also of those that links lead to."""
+    return _digest(_named(path, files_of(path)))
+
+
 def counted_names(folder: str) -> set[str]:
     """The names, without folders, of the files that a fingerprint follows."""
     return {posixpath.basename(file.path) for file, _ in _counted(folder, files_of(folder))}

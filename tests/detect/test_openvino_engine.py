@@ -23,10 +23,11 @@ from pipeline.detect.openvino_engine import INT8, open_network
 from pipeline.detect.versions import files_of, fingerprint, locate
 from pipeline.errors import ModelError
 from pipeline.log_lines import log_lines
+from tests.bright_model import INPUT_HW, export_bright_model
 from tests.conftest import REPO
 from tests.detect.sample_rows import check_equal, rows
 from tests.fixtures import fixtures_dir
-from tests.tiny_models import save_model
+from tests.tiny_models import detected, png, save_model
 from tests.yolo_exports import export_yolo
 
 openvino = pytest.importorskip("openvino", reason="the extra openvino is not installed")
@@ -178,6 +179,20 @@ def test_a_model_of_other_content_is_converted_again(version, bright_letterbox_m
         load_detector(ModelConfig(path=str(version)), DetectConfig(engine="openvino")).close()
         shutil.copytree(Path(bright_letterbox_model) / "3", version, dirs_exist_ok=True, ignore=shutil.ignore_patterns(HIDDEN))
     assert len([*(version / HIDDEN).iterdir()]) == 2
+
+
+def test_weights_behind_a_link_are_part_of_what_was_converted(tmp_path):
+    """After the link to them had been moved, the former ones detected."""
+    for name, threshold in (("low", 100.0), ("high", 200.0)):
+        export_bright_model(tmp_path / name / "1", threshold=threshold)
+    version = shutil.copytree(tmp_path / "low" / "1", tmp_path / "m" / "1", ignore=shutil.ignore_patterns("variables"))
+    found = []
+    for name in ("low", "high"):
+        (version / "variables").unlink(missing_ok=True)
+        (version / "variables").symlink_to(tmp_path / name / "1" / "variables")
+        results, _ = detected(version, [png("a", np.full((*INPUT_HW, 3), 150, np.uint8))], DetectConfig(engine="openvino"))
+        found.append(len(results[0].detections))
+    assert found == [1, 0]
 
 
 @pytest.mark.matrix
