@@ -22,6 +22,7 @@ class EngineKind:
       precisions: By device, `cpu` or `gpu`; a server chooses both itself, and has float32 under an empty name.
       package: The package that it needs.
       extra: The extra of this project that installs it.
+      libraries: The package with the libraries that it needs beside; empty for none.
       on_gpu: What to install for a GPU instead; empty for nothing.
       batches: Whether it gains from several images a call.
       compiles: Whether XLA compiles its models on a GPU, unless the setting `compiled` says no.
@@ -32,14 +33,15 @@ class EngineKind:
     precisions: Mapping[str, tuple[str, ...]]
     package: str
     extra: str
+    libraries: str = ""
     on_gpu: str = ""
     batches: bool = True
     compiles: bool = False
 
     @property
     def installed(self) -> bool:
-        """Whether its package is there."""
-        return importlib.util.find_spec(self.package) is not None
+        """Whether its packages are there."""
+        return all(importlib.util.find_spec(each) for each in (self.package, self.libraries) if each)
 
     def has_device(self, device: str) -> bool:
         """Whether it runs on the device of the settings: `auto`, `cpu`, `gpu` or `gpu:<number>`."""
@@ -86,6 +88,7 @@ ENGINES = {  # in the order in which `auto` and `tune` try them; a new engine is
         {"gpu": ("float32", "float16")},
         "onnxruntime",
         "onnxruntime",
+        libraries="tensorrt",
         on_gpu="onnxruntime-gpu[cuda,cudnn], onnx, onnxconverter-common, tensorrt",
     ),
     "triton": EngineKind("pipeline.detect.remote_engine:open_model", (SERVER,), {"": ("float32",)}, "tritonclient", "triton"),
@@ -177,8 +180,9 @@ def engine_lines() -> Iterator[tuple[str, str]]:
 def engine_help() -> str:
     """The help of the setting `engine`."""
     named = "; ".join(f"{name} runs {what}" for name, what in engine_lines())
-    extras = ", ".join(name for name, kind in ENGINES.items() if kind.extra != _BY_DEFAULT)
+    extras = [name for name, kind in ENGINES.items() if kind.extra == name != _BY_DEFAULT]
+    others = "; ".join(f"{name} needs {kind.on_gpu}" for name, kind in ENGINES.items() if kind.libraries)
     return (
         "what runs the model; auto: tensorflow for a SavedModel, for an ONNX file openvino on a CPU and onnxruntime on a GPU; "
-        f"{named}; or package.module:function; {extras} need the extra of their name"
+        f"{named}; or package.module:function; {_listed(extras)} need the extra of their name; {others}"
     )

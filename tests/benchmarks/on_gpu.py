@@ -6,8 +6,8 @@
 The first table says where a job stands. Its images per second are those from the warm model to the last row. Beside them stand
 (a) those of the feed alone, whose processes read, decode and fit the same images for nobody; (b) those of the engine alone,
 with three batches of pixels queued; (c) where PyTorch and torchvision are installed, those of YOLOv8n by `torch.compile` behind
-a DataLoader; then the job's share of the lesser of (a) and (b), which it cannot pass, and of (c) for an ONNX file; and the
-share of time in which `nvidia-smi` sees the GPU busy.
+a DataLoader; then the job's share of the lesser of (a) and (b), which it cannot pass, and of (c) for the file of `--onnx`; and
+the share of time in which `nvidia-smi` sees the GPU busy.
 
 What matters most comes first, in half precision: the DataLoader, the ONNX file that `--onnx` names (a toy without), YOLOv4-tiny
 with random weights, and with `--cfg` YOLOv4 at 608x608, without `--weights` with random ones; then the same in float32, TensorRT
@@ -62,6 +62,7 @@ from tests.onnx_files import write_yolo
 
 _BOUND_MB = 2048  # of memory, for a model that takes less, and for batches that take more
 LARGE = "YOLOv4 at 608"
+_TOY = BENCH / "toy.onnx"
 _OBJECTNESS = -1.6  # 75 candidates at 608x608
 _SIZES, _LARGE_SIZES = (1, 2, 4, 8), (1, 8, 64, 512)
 _QUEUED = 3  # batches of the engine alone
@@ -279,7 +280,7 @@ def speeds(machine: Machine, trials: Sequence[Trial]) -> list[list[str]]:
     shown, empty = loader if isinstance(loader, str) else f"{loader:.1f}", [""] * (len(FIGURES) - 1)
     rows = [_row(LOADER, "PyTorch", machine.device, "float16" if machine.gpus else "float32", shown, *empty)]
     for trial in trials:
-        skipped = "" if importlib.util.find_spec(trial.engine) else "is not installed"
+        skipped = "" if ENGINES[trial.engine].installed else "is not installed"
         skipped = "needs a server" if SERVER in ENGINES[trial.engine].files else skipped
         images = machine.count // 4 if trial.model.title == LARGE else machine.count  # a quarter of them takes as long
         found = f"skipped: {skipped}" if skipped else attempt(_speed, machine._replace(count=images), trial, loader)
@@ -292,7 +293,8 @@ def _speed(machine: Machine, trial: Trial, loader: float | str) -> list[str]:
     with watched(machine.gpus) as samples:
         run = _run(" ".join((trial.model.title, *trial.flags()[1::2])), trial.model.job(*trial.flags()), machine)
     rate, (fed, engine) = run.images_per_second, in_child(alone, trial, machine.images())
-    of_loader = f"{rate / loader:.2f}" if isinstance(loader, float) and trial.model.path.endswith(".onnx") else ""
+    is_given = trial.model.path.endswith(".onnx") and trial.model.path != str(_TOY)
+    of_loader = f"{rate / loader:.2f}" if isinstance(loader, float) and is_given else ""
     shares = [f"{rate / min(fed, engine):.2f}", of_loader]
     return [f"{rate:.1f}", f"{fed:.1f}", f"{engine:.1f}", *shares, *_busy_and_memory(samples, run)]
 
@@ -344,7 +346,7 @@ def main() -> None:
     count = args.images or (16384 if names else 16)
     model = Model("YOLOv4-tiny", str(in_child(make_model).resolve()), CONFIG) if names else Model("digits", digits.FOLDER)
     BENCH.mkdir(exist_ok=True)
-    onnx = args.onnx or Path(write_yolo(BENCH / "toy.onnx"))
+    onnx = args.onnx or Path(write_yolo(_TOY))
     device = "gpu" if names else "cpu"
     of_onnx, large = Model(onnx.stem, str(onnx)), [in_child(_yolov4, args.cfg, args.weights)] if args.cfg else []
     trials = trials_of(of_onnx, "onnxruntime", device)

@@ -1,6 +1,7 @@
 """A screen about this machine and this installation, which names what is broken and what to install."""
 
 import importlib.metadata
+import sys
 
 import pytest
 
@@ -48,6 +49,21 @@ def test_a_package_that_the_program_lacks_is_broken_and_one_of_an_extra_is_a_lin
 def test_the_exit_code_says_whether_something_essential_is_broken(monkeypatch, capsys, folder, code, last):
     monkeypatch.setattr(doctor.tempfile, "gettempdir", lambda: folder)
     assert (doctor.main([]), capsys.readouterr().out.splitlines()[-1]) == (code, last)
+
+
+def test_tensorrt_is_installed_where_its_libraries_are(tmp_path, monkeypatch):
+    """With ONNX Runtime alone it was said to be."""
+    pytest.importorskip("onnxruntime", reason="the extra onnxruntime is not installed")
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+
+    def shown():
+        return next(found for part, found, _ in doctor.findings() if part == "  tensorrt")
+
+    assert shown() == "not installed; ONNX file: GPU (float32, float16)"
+    monkeypatch.delitem(sys.modules, "tensorrt")
+    (tmp_path / "tensorrt.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert shown() == "ONNX file: GPU (float32, float16)"
 
 
 def test_where_credentials_and_emulators_are_is_said_without_the_network_and_without_a_secret(tmp_path, monkeypatch):

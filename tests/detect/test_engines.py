@@ -1,7 +1,7 @@
 """A toy engine, of one class and one function, through the whole transform; and the transform, tested with it."""
 
 import contextlib
-import importlib
+import importlib.metadata
 import os
 import re
 import shlex
@@ -14,9 +14,11 @@ import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms.window import FixedWindows, TimestampedValue
+from packaging.requirements import Requirement
 
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig, load_config
+from pipeline.config.engines import ENGINES, engine_help
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.detect_objects import DetectObjects, DetectorHandler, StartDetecting, detect_images
 from pipeline.detect.engine import ModelFailed, OutOfMemory
@@ -54,6 +56,20 @@ class NumPyEngine:
 
     def close(self):
         self.closed = True
+
+
+def test_the_extras_that_engines_name_are_there():
+    """Those of their own name install their packages; the help names them, and no others."""
+    needed = [Requirement(each) for each in importlib.metadata.requires("hybrid-detection-pipeline") or ()]
+
+    def of_extra(extra):
+        return {each.name for each in needed if each.marker and each.marker.evaluate({"extra": extra})}
+
+    assert [kind.extra for kind in ENGINES.values() if not of_extra(kind.extra)] == []
+    own = [name for name, kind in ENGINES.items() if kind.extra == name]
+    assert [name for name in own if ENGINES[name].package not in of_extra(name)] == []
+    assert "; openvino, onnxruntime and triton need the extra of their name; tensorrt needs onnxruntime-gpu" in engine_help()
+    assert {*own} == {"tensorflow", "openvino", "onnxruntime", "triton"}
 
 
 METADATA = DetectorMetadata("toy", HW, "stretch", ("rectangle",), box_units="pixels", threshold_inputs=False)
