@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import re
+import threading
 from pathlib import Path
 
 import cv2
@@ -22,8 +23,11 @@ from pipeline import (
     load_detector,
 )
 from pipeline.config import ReadConfig
-from pipeline.errors import ConfigError
-from tests.detect.test_engines import BOX, HW, image, load_toy
+from pipeline.detect.batcher import Batcher
+from pipeline.detect.loaded_model import LoadedModel
+from pipeline.errors import ConfigError, ModelError
+from tests.detect.test_engines import BOX, HW, METADATA, NumPyEngine, image, load_toy
+from tests.processes import wait_until
 
 PIXELS = np.zeros((*HW, 3), np.uint8)
 PIXELS[BOX[1] : BOX[3], BOX[0] : BOX[2], 0] = 255  # a red rectangle; the toy looks at the red channel
@@ -136,3 +140,37 @@ def test_a_wrong_setting_in_python_is_one_line(make, message):
     with pytest.raises(ConfigError, match=re.escape(message).replace(r"\.\*", ".*")) as raised:
         make()
     assert "\n" not in str(raised.value) and "pydantic" not in str(raised.value)
+
+
+class ClosesOnce(NumPyEngine):
+    """As engines do that give their session back."""
+
+    def close(self):
+        assert not self.closed
+        super().close()
+
+
+def test_a_closed_detector_is_one_line_for_each_thread_and_may_be_closed_again():
+    """Images that were under way are detected; a service may close it while others ask."""
+    detector = load_detector(lambda _detect: LoadedModel(METADATA, "7", Batcher(ClosesOnce(), HW)), feeder_processes=1)
+    ended = []
+
+    def detect_on():
+        try:
+            while True:
+                ended.append([len(found.detections) for found in detector.detect([image("a", box=BOX)])])
+        except BaseException as err:
+            ended.append(err)
+
+    threads = [threading.Thread(target=detect_on) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(ended) > len(threads))
+    detector.close()
+    for thread in threads:
+        thread.join()
+    errors = [each for each in ended if each != [1]]
+    assert [(type(each), str(each)) for each in errors] == [(ModelError, "the detector is closed")] * len(threads)
+    detector.close()
+    with pytest.raises(ModelError, match="the detector is closed"):
+        next(detect_images([PIXELS], detector))

@@ -27,7 +27,7 @@ from pipeline.detect.engine import BadOutput, OutOfMemory
 from pipeline.detect.golden import disagreement, failing_request
 from pipeline.detect.loaded_model import LoadedModel, ModelInUse
 from pipeline.detect.merge_tiles import merge_tiles
-from pipeline.errors import DeviceFailedError
+from pipeline.errors import DeviceFailedError, ModelError
 from pipeline.failures import Failure
 from pipeline.feed.chunks import FedChunk
 from pipeline.feed.feeder import Feeder
@@ -103,6 +103,7 @@ class Detector:
         self._read = read or ReadConfig()
         self._feeder = feeder or feeder_of(detect)
         open_feeder(self._feeder, detect, self._read)
+        self._is_closed = False
         self.ready_at = time.time()
 
     @property
@@ -198,7 +199,8 @@ class Detector:
         self._feeder.stop_waiting()
 
     def close(self) -> None:
-        """Finishes the images under way, then frees memory, threads and processes."""
+        """Finishes the images under way, then frees memory, threads and processes; images that come later raise `ModelError`."""
+        self._is_closed = True
         if self.watched:
             self.watched.close()
         self.stop_waiting()
@@ -247,7 +249,8 @@ class Detector:
             self._pool.submit(self._detect_fed, feeding, started_at, result)
         except RuntimeError as err:
             if _START_THREAD not in str(err):  # then another thread takes it
-                result.set_exception(KeyboardInterrupt())  # the interpreter ends, as after Ctrl-C
+                # else the interpreter ends, as after Ctrl-C
+                result.set_exception(ModelError("the detector is closed") if self._is_closed else KeyboardInterrupt())
 
     def _detect_fed(self, feeding: Future[FedChunk], started_at: float, result: Future[list[Result]]) -> None:
         images = 0

@@ -121,5 +121,7 @@ class ModelInUse:
 
     def close(self) -> None:
         """Closes the version in use; no image may be under way."""
-        if self._current:
-            self._current.batcher.close()
+        with self._changed:
+            current, self._current = self._current, None
+        if current:
+            current.batcher.close()
