@@ -6,7 +6,8 @@
 The files `detections.json` and `ground_truth.json` are FiftyOneImageDetectionDatasets, whose images are absolute paths:
 https://docs.voxel51.com/user_guide/import_datasets.html#fiftyoneimagedetectiondataset
 
-Exit code 0: done; 2: a wrong command, or labels or rows that cannot be used; 130: stopped.
+Exit code 0: done; 1: storage does not answer, or the disk is full; 2: a wrong command, or labels or rows that cannot be used;
+130: stopped.
 """
 
 from __future__ import annotations
@@ -24,14 +25,18 @@ from models.base.project import pip_install
 from models.evaluate.detection_rows import ImageRow
 from models.evaluate.ground_truth import read_truth
 from models.evaluate.pairing import Pairing, pair
+from pipeline.config.paths import local_path
 from pipeline.errors import DONE, WRONG, CommandParser, InputError, run_command
 from pipeline.feed.read_again import local_file, refuse_duplicates
 from pipeline.log_lines import console, plural, say
 from pipeline.results.current import read_rows
 from pipeline.results.wanted import add_row_flags, wanted_rows
+from pipeline.storage.files import delete_files, file_to_write, write_files
 
 _NO_MONGODB = "FiftyOne finds no MongoDB: FIFTYONE_DATABASE_URI names one, or write with --export what FiftyOne imports elsewhere"
 _INSTALL = f"FiftyOne is not installed: {pip_install('fiftyone')}, or write with --export what it imports"
+_DETECTIONS, _TRUTH = "detections.json", "ground_truth.json"
+_MARK = b'{"classes": null, "labels": {'  # of the files that this command writes
 _Objects = list[dict[str, Any]]
 
 
@@ -43,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _view(args: argparse.Namespace) -> int:
     if args.export:
-        say([f"{plural(_export(args, Path(args.export)), 'image')} in {args.export}"])
+        say([f"{plural(_export(args, local_path(args.export).rstrip('/')), 'image')} in {args.export}"])
     else:
         with contextlib.suppress(KeyboardInterrupt):  # this is how the page is closed
             _show(args)
@@ -63,8 +68,12 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _export(args: argparse.Namespace, folder: Path) -> int:
-    """Writes `detections.json` and, if there are labels, `ground_truth.json`; returns the number of images."""
+def _export(args: argparse.Namespace, folder: str) -> int:
+    """Writes `detections.json` and, if there are labels, `ground_truth.json`; returns the number of images.
+
+    Both replace those of an earlier export.
+    """
+    detections, truth = (file_to_write("--export", f"{folder}/{name}", mark=_MARK) for name in (_DETECTIONS, _TRUTH))
     rows = read_rows(args.detections, wanted_rows(args))
     files = {row.uri: local_file(row.uri, args.images or "") for row in rows}
     refuse_duplicates(rows)
@@ -75,10 +84,11 @@ def _export(args: argparse.Namespace, folder: Path) -> int:
     if lacking:
         console.warning("%s", text)
     pairing = pair(rows, read_truth(args.ground_truth), "name") if args.ground_truth else None
-    folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / "detections.json", {files[row.uri]: _detected(row, pairing) for row in rows})
+    content = {detections: _content({files[row.uri]: _detected(row, pairing) for row in rows})}
     if pairing:
-        _write(folder / "ground_truth.json", {files[uri]: objects for uri, objects in _labelled(pairing).items()})
+        content[truth] = _content({files[uri]: objects for uri, objects in _labelled(pairing).items()})
+    delete_files([truth])  # it belongs to the detections that are replaced
+    write_files(content)
     return len(files) - len(lacking)
 
 
@@ -112,9 +122,9 @@ def _share(box_xyxy: Sequence[float], row: ImageRow) -> list[float]:
     return [x0 / row.width, y0 / row.height, (x1 - x0) / row.width, (y1 - y0) / row.height]
 
 
-def _write(path: Path, labels: Mapping[str, _Objects]) -> None:
+def _content(labels: Mapping[str, _Objects]) -> bytes:
     content = {"classes": None, "labels": {file: objects for file, objects in labels.items() if file}}
-    path.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    return (json.dumps(content) + "\n").encode()
 
 
 def _show(args: argparse.Namespace) -> None:
@@ -125,7 +135,7 @@ def _show(args: argparse.Namespace) -> None:
             import fiftyone
         except ImportError as err:
             raise InputError(_INSTALL) from err
-        images = _export(args, Path(folder))
+        images = _export(args, folder)
         try:
             dataset = loaded(fiftyone, Path(folder))
         except (fiftyone.core.config.FiftyOneConfigError, ConnectionError) as err:
@@ -143,8 +153,8 @@ def loaded(fiftyone: Any, folder: Path) -> Any:
       folder: Has `detections.json`, and perhaps `ground_truth.json`.
     """
     dataset, kind = fiftyone.Dataset(), fiftyone.types.FiftyOneImageDetectionDataset
-    dataset.add_dir(dataset_type=kind, labels_path=str(folder / "detections.json"), label_field="detections")
-    if (labels := folder / "ground_truth.json").exists():
+    dataset.add_dir(dataset_type=kind, labels_path=str(folder / _DETECTIONS), label_field="detections")
+    if (labels := folder / _TRUTH).exists():
         dataset.merge_dir(dataset_type=kind, labels_path=str(labels), label_field="ground_truth")
         dataset.evaluate_detections("detections", gt_field="ground_truth", eval_key="errors")
     return dataset

@@ -37,9 +37,9 @@ from pipeline.storage.files import (
     create,
     delete_files,
     exists,
+    is_of_others,
     is_own_file,
     make_folder,
-    read_beginning,
     read_checked,
     write_file,
 )
@@ -65,7 +65,6 @@ _OTHERS = re.compile(
 )
 _OLDER = re.compile(r"/(detections|dead_letters)-([\w-]+-)?\d{5,}-of-\d{5,}\.jsonl$")
 _TIME = "%Y%m%dT%H%M%SZ"
-_MARK_BYTES = 4096  # the mark is in the first bytes of a page
 _STEM_BYTES = 120  # file systems bound a name's bytes, not its characters
 
 _FOLDERS_KNOWN = 4096
@@ -169,8 +168,7 @@ def check_reports(output: str) -> None:
     """
     for name, mark in ((SUMMARY, b'"images"'), (REPORT, MADE_BY)):
         path = f"{output}/{name}"
-        content = read_beginning(path, _MARK_BYTES) if is_own_file(path) else b""
-        if content.strip(b"\0") and mark not in content:
+        if is_own_file(path) and is_of_others(path, mark):
             raise OutputError(
                 f"output {output}: {name} there is not of this program and would be replaced; move it, or give another folder"
             )

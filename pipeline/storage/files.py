@@ -32,6 +32,7 @@ UNFINISHED = ".staging-"  # prefix of all files and folders that readers must ig
 # a missing file is synced under its new name; some file systems cannot sync folders, and some folders may not be read
 _NOT_SYNCED = (errno.ENOENT, errno.EINVAL, errno.ENOTSUP, errno.EACCES)
 
+_MARK_BYTES = 4096  # a mark is in the first bytes of a file
 _MOST_STATE_BYTES = 256e6  # of a state file; whoever can write there may have put a larger one
 
 _Answer = TypeVar("_Answer")
@@ -55,22 +56,33 @@ def staging(folder: str) -> Iterator[str]:
         yield made
 
 
-def file_to_write(what: str, path: str) -> str:
+def file_to_write(what: str, path: str, others: Iterable[str] = (), mark: bytes = b"") -> str:
     """The path of a file that a user names for writing, behind its links, which stay.
 
     Args:
       what: Its flag, for the message.
       path: Its name.
+      others: Further files of the command, such as its inputs, which it must not replace; empty: none.
+      mark: What stands in the beginning of a file that the command may replace; empty: in any.
 
     Raises:
-      OutputError: Something else has the name: a folder, a device or a pipe, which a file would replace.
+      OutputError: Something else has the name, which a file would replace: a folder, a device, a pipe, one of `others`, or a file
+        without the mark.
     """
-    if "://" in path:
-        return path
-    behind = os.path.realpath(path)
-    if path.endswith("/") or (os.path.lexists(behind) and not os.path.isfile(behind)):
+    behind = path if "://" in path else os.path.realpath(path)
+    if behind in [each if "://" in each else os.path.realpath(each) for each in others if each]:
+        raise OutputError(f"{what} {path}: this command reads or writes that file already; choose another name")
+    if "://" not in path and (path.endswith("/") or (os.path.lexists(behind) and not os.path.isfile(behind))):
         raise OutputError(f"{what} {path}: expected a file or a free name, found something else there; choose another name")
+    if mark and is_of_others(behind, mark):
+        raise OutputError(f"{what} {path}: is a file that this command did not write; choose another name")
     return behind
+
+
+def is_of_others(path: str, mark: bytes) -> bool:
+    """Whether a file has content, and lacks the mark of this program in its beginning."""
+    content = read_beginning(path, _MARK_BYTES).strip(b"\0")  # a power cut may have left zeros
+    return bool(content) and mark not in content
 
 
 def add_file(path: str, content: bytes) -> bool:
@@ -112,8 +124,12 @@ def write_files(contents: Mapping[str, bytes], staging: str = "") -> None:
             # not derived from the file's name, which may have the greatest possible length
             temporary = posixpath.join(staging or posixpath.dirname(path), UNFINISHED + uuid.uuid4().hex[:12])
             staged[temporary] = path
-            with create(temporary) as file:
-                file.write(contents[path])
+            try:
+                with create(temporary) as file:
+                    file.write(contents[path])
+            except OSError as err:  # of a write, which names no file
+                err.filename = err.filename or path
+                raise
         move_files(staged)
     except BaseException:
         for temporary in staged:

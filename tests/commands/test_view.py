@@ -67,6 +67,25 @@ def test_images_of_an_archive_are_found_where_it_is_unpacked(photos):
     assert files["ground_truth"].keys() == files["detections"].keys()
 
 
+def test_an_export_without_labels_takes_those_of_an_earlier_one_away(photos):
+    """FiftyOne would count the new detections by labels that they were not asked with."""
+    assert exported(photos, "--ground-truth", photos / "truth.json")[1].keys() == {"detections", "ground_truth"}
+    code, files = exported(photos)
+    assert (code, [*files]) == (0, ["detections"])
+
+
+@pytest.mark.parametrize("name", ["detections.json", "ground_truth.json"])
+def test_an_export_replaces_no_file_of_others(photos, capsys, name):
+    """Labels in COCO's format may have such a name."""
+    (photos / "export").mkdir()
+    labels = photos / "export" / name
+    labels.write_text(json.dumps(truth()))
+    for flags in ([], ["--ground-truth", photos / "truth.json"]):
+        assert view.main([str(photos / "rows.jsonl"), "--export", str(photos / "export"), *map(str, flags)]) == 2
+        assert f"{labels}: is a file that this command did not write" in capsys.readouterr().err
+    assert [*labels.parent.iterdir()] == [labels] and json.loads(labels.read_text()) == truth()
+
+
 def test_two_rows_of_an_image_are_refused(photos, capsys):
     write_lines(photos / "rows.jsonl", [row("a.jpg"), row("a.jpg")])
     assert exported(photos)[0] == 2
