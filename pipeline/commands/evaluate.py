@@ -4,7 +4,8 @@ detect-objects evaluate --detections out --ground-truth photos/labels --page eva
 detect-objects evaluate --detections out --ground-truth annotations.json --reference other
 detect-objects evaluate --detections out --reference other
 
-Exit code 0: done; 2: a wrong command, or labels or rows that cannot be used; 130: stopped.
+Exit code 0: done; 1: storage does not answer, or the disk is full; 2: a wrong command, or labels or rows that cannot be used;
+130: stopped.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from models.evaluate.agreement import compare
 from models.evaluate.average_precision import FIGURES, RESAMPLES, Measurement, better, figures_of, measure, resample
 from models.evaluate.mistakes import Mistakes, best_threshold, figures_at, find_mistakes
+from pipeline.config.paths import local_path
 from pipeline.errors import WRONG, CommandParser, run_command
 from pipeline.log_lines import plural, say
 from pipeline.report.evaluation import render_evaluation
 from pipeline.results.current import read_rows
 from pipeline.results.wanted import ALL, add_row_flags, wanted_rows
+from pipeline.storage.files import file_to_write, write_file
 
 _LOW_CONFIDENCE = 0.05  # a higher lowest confidence cuts the precision-recall curve short
 _FEW_PAIRS = 10
@@ -45,9 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    result, lines = _evaluate(args) if args.ground_truth else _compare(args)
-    if args.json:
-        Path(args.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    inputs = (args.detections, args.ground_truth, args.reference)
+    figures = file_to_write("--json", local_path(args.json), inputs) if args.json else ""
+    page = file_to_write("--page", local_path(args.page), (*inputs, figures)) if args.page else ""
+    result, lines = _evaluate(args, page) if args.ground_truth else _compare(args)
+    if figures:
+        write_file(figures, (json.dumps(result, indent=2) + "\n").encode())
     try:
         say(lines)
         sys.stdout.flush()
@@ -65,7 +70,7 @@ def _compare(args: argparse.Namespace) -> tuple[Mapping[str, Any], list[str]]:
     return result, [f"{key.replace('_', ' '):<28} {value}" for key, value in shown.items()]
 
 
-def _evaluate(args: argparse.Namespace) -> tuple[Mapping[str, Any], list[str]]:
+def _evaluate(args: argparse.Namespace, page: str) -> tuple[Mapping[str, Any], list[str]]:
     outputs = [(args.detections, wanted_rows(args)), *([(args.reference, ALL)] if args.reference else [])]
     measured = [
         measure(
@@ -82,10 +87,10 @@ def _evaluate(args: argparse.Namespace) -> tuple[Mapping[str, Any], list[str]]:
         tested = better(measured[0], measured[1], draws)
         notes.append(_verdict_of(tested, measured[0].matches.n_images))  # the last line is the answer
         result = {**result, "reference": {**figures_of(measured[1], draws[1]), **tested}}
-    if args.page:
+    if page:
         names = (args.detections, args.ground_truth)
-        page = render_evaluation(measured[0], result, mistakes, names=names, notes=notes, images=args.images or "")
-        Path(args.page).write_text(page, encoding="utf-8")
+        html = render_evaluation(measured[0], result, mistakes, names=names, notes=notes, images=args.images or "")
+        write_file(page, html.encode())
     return result, [*_evaluation_lines(result, measured[0], threshold, args.top), *notes]
 
 

@@ -32,18 +32,19 @@ from models.evaluate.agreement import compare
 from models.evaluate.detection_rows import RowsError
 from pipeline.config import Config, check_model_is_named, load_config
 from pipeline.config.engines import ENGINES, SERVER, engines_for
+from pipeline.config.paths import local_path
 from pipeline.config.setting import is_own_engine
 from pipeline.detect.engine import COMPILED_SIZES
 from pipeline.detect.gpus import gpu_names, take_gpu
 from pipeline.detect.load_model import engine_of
 from pipeline.detect.trial import Settings, trial
 from pipeline.detect.versions import is_remote, resolve_versions
-from pipeline.errors import DONE, FAILED, WRONG, CommandParser, InputError, ModelError, OutputError, run_command
+from pipeline.errors import DONE, FAILED, WRONG, CommandParser, InputError, ModelError, run_command
 from pipeline.limits import available_cpus, machine, nvidia_gpus
 from pipeline.listing.list_images import check_inputs, list_images
 from pipeline.log_lines import console, plural
 from pipeline.records import ImageRef
-from pipeline.storage.files import write_file
+from pipeline.storage.files import file_to_write, write_file
 
 _MOST_PHOTOS = 64
 _MARK = "by detect-objects tune"  # in the file that it writes
@@ -81,7 +82,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _tune(flags: argparse.Namespace) -> int:
-    _check_output(flags.output)
+    output = file_to_write("--output", local_path(flags.output), mark=_MARK.encode())
     given = {"model.path": flags.model} if flags.model else {}
     config = load_config(flags.config, given)
     photos = _first_photos(flags.input)
@@ -103,7 +104,7 @@ def _tune(flags: argparse.Namespace) -> int:
         console.error("%s", err)
         return FAILED
     console.info("%s", verdict)
-    write_file(flags.output, _config_text(won, verdict).encode())
+    write_file(output, _config_text(won, verdict).encode())
     print(flags.output)
     return DONE
 
@@ -264,13 +265,6 @@ def decide(best: Result, measure: Measure) -> tuple[Settings, str]:
     if is_faster(final.ratios):
         return final.settings, f"{final.name}: {measured}."
     return {}, f"Cannot tell whether {final.name} is faster: {measured}. The settings of the start stay."
-
-
-def _check_output(path: str) -> None:
-    """Refuses to replace what this command did not write."""
-    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as file:
-        if _MARK not in file.read(4096):
-            raise OutputError(f"output {path}: is a file that this command did not write; give another --output")
 
 
 def _first_photos(patterns: Sequence[str]) -> list[str]:

@@ -149,6 +149,7 @@ def test_a_candidate_that_hangs_ends_and_one_that_comes_too_late_is_named(tmp_pa
         pytest.param({"model": "none"}, 1, "model none: expected a SavedModel", id="no model"),
         pytest.param({"input": "*.??g"}, 2, "input: no object in 1 image that can be decoded, of 2 files", id="no object"),
         pytest.param({"output": "a.jpg"}, 2, "a.jpg: is a file that this command did not write", id="a file of somebody else"),
+        pytest.param({"output": "pipe"}, 2, "--output pipe: expected a file or a free name", id="a pipe"),
     ],
 )
 def test_a_command_that_can_find_nothing_is_one_line_and_writes_nothing(
@@ -157,11 +158,12 @@ def test_a_command_that_can_find_nothing_is_one_line_and_writes_nothing(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.jpg").write_text("no image")
     cv2.imwrite("b.png", np.zeros((40, 40, 3), np.uint8))
+    os.mkfifo("pipe")
     flags = {"input": SCENES[0], "model": bright_model, **given}
     assert main([word for name, value in flags.items() for word in (f"--{name}", value)]) == code
     err = capsys.readouterr().err
     assert err.startswith("error: ") and message in err and err.count("\n") == 1
-    assert sorted(os.listdir()) == ["a.jpg", "b.png"] and (tmp_path / "a.jpg").read_text() == "no image"
+    assert sorted(os.listdir()) == ["a.jpg", "b.png", "pipe"] and (tmp_path / "a.jpg").read_text() == "no image"
 
 
 def trials_of(pid):

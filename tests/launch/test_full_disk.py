@@ -1,4 +1,4 @@
-"""A disk that is really full, under a job, an import and a quantization: a tmpfs of one megabyte, which only its process sees."""
+"""A disk that is really full, under a job and other commands: a tmpfs of one megabyte, which only its process sees."""
 
 import contextlib
 import ctypes
@@ -17,12 +17,14 @@ from tests.fixtures import REPO
 from tests.forked_jobs import run_forked
 from tests.launch.jobs import rows_by_name, write_images
 from tests.models.darknet_cases import HEAD, STEM, random_values, write_weights
+from tests.models.test_evaluate import found, row, truth, write_lines
 from tests.onnx_files import write_yolo
 
 NAMES = [f"{number}.png" for number in range(12)]
 NEW_MOUNTS, NEW_USER = 0x20000, 0x10000000  # of <linux/sched.h>
 MAY_NOT_MOUNT = 77
 SAMPLES = REPO / "models" / "digits" / "samples"
+EVALUATE = "evaluate --resamples 0 --ground-truth {0}/truth.json"
 
 
 def main(argv: list[str]) -> int:
@@ -40,9 +42,9 @@ def main(argv: list[str]) -> int:
 
 def _run(disk: str, verb: str, arguments: list[str]) -> int:
     """Runs a command with room for a part of what it writes; prints its exit code and the names of what is left."""
-    Path(disk, "ballast").write_bytes(bytes(1000 << 10))
-    code = importlib.import_module(VERBS[verb].module).main([*arguments, "--output", f"{disk}/m/1"])
-    print(json.dumps([code, os.listdir(f"{disk}/m") if os.path.isdir(f"{disk}/m") else []]), flush=True)
+    (ballast := Path(disk, "ballast")).write_bytes(bytes(1000 << 10))
+    code = importlib.import_module(VERBS[verb].module).main(arguments)
+    print(json.dumps([code, [str(path) for path in Path(disk).rglob("*") if path != ballast]]), flush=True)
     return 0
 
 
@@ -103,7 +105,8 @@ def test_a_full_disk_is_one_line_with_the_folder_and_no_version(command, failed,
     """Other libraries have texts of their own for it."""
     (tmp_path / "disk").mkdir()
     printed, errors = tmp_path / "printed", tmp_path / "errors"
-    ended = run_forked([tmp_path / "disk", *command.format(*[models] * 3).split()], printed, module=__name__, errors=errors)
+    arguments = [tmp_path / "disk", *command.format(*[models] * 3).split(), "--output", f"{tmp_path}/disk/m/1"]
+    ended = run_forked(arguments, printed, module=__name__, errors=errors)
     if ended == MAY_NOT_MOUNT:
         pytest.skip("this user may not mount a disk of its own")
     assert ended == 0, errors.read_text()
@@ -111,3 +114,30 @@ def test_a_full_disk_is_one_line_with_the_folder_and_no_version(command, failed,
     what = "No space left on device; free some space, then run the same command again"
     said = [line for line in errors.read_text().splitlines() if "error" in line.lower() or "{{" in line]
     assert said == [f"error: {failed}: {tmp_path}/disk/m/1: {what}"]
+
+
+@pytest.mark.parametrize(
+    ("command", "failed"),
+    [
+        pytest.param(f"{EVALUATE} --json {{1}}/a.json --detections", "nothing is evaluated", id="figures"),
+        pytest.param(f"{EVALUATE} --page {{1}}/a.html --detections", "nothing is evaluated", id="page"),
+        pytest.param("view --export {1}", "nothing is shown", id="view"),
+    ],
+)
+def test_a_full_disk_leaves_no_part_of_a_file_under_its_name(command, failed, tmp_path):
+    """What a script finds there is whole."""
+    (disk := tmp_path / "disk").mkdir()
+    images, classes = [f"{tmp_path}/{number}.png" for number in range(400)], [f"class {number:040}" for number in range(400)]
+    for image in images:
+        Path(image).touch()
+    rows = write_lines(tmp_path / "rows.jsonl", [row(*each) for each in zip(images, map(found, classes), strict=True)])
+    categories = [{"id": number, "name": name} for number, name in enumerate(classes)]
+    (tmp_path / "truth.json").write_text(json.dumps(truth(images, categories=categories)))
+    printed, errors = tmp_path / "printed", tmp_path / "errors"
+    ended = run_forked([disk, *command.format(tmp_path, disk).split(), rows], printed, module=__name__, errors=errors)
+    if ended == MAY_NOT_MOUNT:
+        pytest.skip("this user may not mount a disk of its own")
+    assert ended == 0, errors.read_text()
+    assert json.loads(printed.read_text().splitlines()[-1]) == [1, []]
+    what = "No space left on device; free some space, then run the same command again"
+    assert errors.read_text().splitlines()[-1] == f"error: {failed}: {disk}: {what}"

@@ -1,6 +1,7 @@
 """COCO AP of an output, and the agreement of two outputs."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -261,6 +262,38 @@ def test_the_command_prints_the_figures_and_writes_them(tmp_path, capsys):
     assert "1 detection of classes that are no category: ignored: zebra (1)\n" in printed
     written = json.loads((tmp_path / "figures.json").read_text())
     assert written == json.loads(json.dumps(evaluate(tmp_path, tmp_path / "truth.json", resamples=1000)))
+
+
+@pytest.mark.parametrize(
+    ("flag", "name", "message"),
+    [
+        pytest.param("--json", "truth.json", "reads or writes that file already", id="labels"),
+        pytest.param("--json", "link", "reads or writes that file already", id="link to them"),
+        pytest.param("--page", "rows.jsonl", "reads or writes that file already", id="rows"),
+        pytest.param("--page", "figures.json", "reads or writes that file already", id="one name for both"),
+        pytest.param("--json", "pipe", "found something else there", id="pipe"),
+        pytest.param("--page", "folder", "found something else there", id="folder"),
+    ],
+)
+def test_no_file_is_written_over_an_input_or_what_is_no_file(tmp_path, monkeypatch, capsys, flag, name, message):
+    monkeypatch.chdir(tmp_path)
+    write_lines(tmp_path / "rows.jsonl", [row("a.jpg", found())])
+    (tmp_path / "truth.json").write_text(json.dumps(truth()))
+    os.symlink("truth.json", "link")
+    os.mkfifo("pipe")
+    os.mkdir("folder")
+    before = {path: (path.lstat().st_mode, path.is_file() and path.read_bytes()) for path in tmp_path.iterdir()}
+    files = {"--json": "figures.json", flag: name}
+    places = ["--detections", "rows.jsonl", "--ground-truth", "truth.json", *(each for file in files.items() for each in file)]
+    assert f"{flag} {name}: " in (said := error_of(capsys, *places)) and message in said
+    assert {path: (path.lstat().st_mode, path.is_file() and path.read_bytes()) for path in tmp_path.iterdir()} == before
+
+
+def test_a_link_to_the_figures_stays_and_its_file_is_written(tmp_path):
+    path = write_lines(tmp_path / "d.jsonl", [row("a.jpg", found())])
+    (tmp_path / "link").symlink_to("figures.json")
+    assert main(["--detections", str(path), "--reference", str(path), "--json", f"{tmp_path}/link"]) == 0
+    assert (tmp_path / "link").is_symlink() and json.loads((tmp_path / "figures.json").read_text())["agreement"] == 1
 
 
 def test_the_command_compares_two_outputs_and_ends_quietly_where_nobody_reads_on(tmp_path, capsys):
