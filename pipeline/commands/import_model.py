@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import dataclasses
 import os
-import shlex
 import shutil
 from collections.abc import Sequence
 
@@ -27,7 +26,7 @@ from pipeline.detect.golden import GOLDEN
 from pipeline.detect.load_model import recognised
 from pipeline.detect.openvino_convert import HIDDEN
 from pipeline.detect.other_formats import what_it_is
-from pipeline.detect.versions import ONNX_MODEL, files_of, locate, resolve_versions
+from pipeline.detect.versions import ONNX_MODEL, files_of, how_to_use, locate
 from pipeline.detect.write_golden import NoObjectError, write_golden
 from pipeline.errors import CommandParser, InputError, ModelError, UserError, run_command
 from pipeline.log_lines import console
@@ -85,19 +84,8 @@ def _import(args: argparse.Namespace) -> int:
             what = import_darknet(*files, input_hw=args.input_size, resize=args.resize, name=args.name)
         tried = _tried(version, args.image, args.file or args.cfg)
     print(f"{args.output}: {what}; {tried}")
-    print(_use(args.output.rstrip("/")))
+    print(how_to_use(args.output.rstrip("/")))
     return 0
-
-
-def _use(output: str) -> str:
-    """The command that uses a new version, and which jobs do."""
-    folder, number = os.path.split(output)
-    command = "use it with python -m pipeline.run --model"
-    if not number.isdecimal():
-        return f"{command} {shlex.quote(output)}; jobs with another --model stay as they are"
-    newest = resolve_versions(folder or ".")[0].name
-    others = f"jobs with another --model-version stay as they are, and those without one use the newest, version {newest}"
-    return f"{command} {shlex.quote(folder or '.')} --model-version {number}; {others}"
 
 
 def _copy(args: argparse.Namespace, version: str) -> str:

@@ -20,7 +20,6 @@ import io
 import json
 import logging
 import os
-import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,7 +43,7 @@ from pipeline.detect.load_detector import load_detector
 from pipeline.detect.load_model import local_copy
 from pipeline.detect.openvino_convert import HIDDEN, NETWORK, converted, read_description, write_network
 from pipeline.detect.openvino_engine import INT8
-from pipeline.detect.versions import first_line, locate
+from pipeline.detect.versions import first_line, how_to_use, locate
 from pipeline.errors import DONE, FAILED, WRONG, CommandParser, ConfigError, InputError, ModelError, UserError, run_command
 from pipeline.failures import Failure
 from pipeline.feed.decode import decode_image
@@ -133,9 +132,7 @@ def _quantize(flags: argparse.Namespace) -> int:
     ap50 = f"AP50 {figures['float32_ap50']:.2f} -> {figures['int8_ap50']:.2f}, " if flags.ground_truth else ""
     done = f"{ap50}agreement with float32 {figures['agreement']:.3f}, on {plural(len(of_float), 'photo')}"
     print(f"{target}: {done}; calibrated on {len(pixels)} others")
-    path = os.path.dirname(target) if os.path.basename(target).isdecimal() else target
-    use = f"python -m pipeline.run --model {shlex.quote(path or '.')} --engine openvino --precision int8"
-    print(f"use it with {use}; jobs with --model {shlex.quote(config.model.path)} stay as they are")
+    print(how_to_use(target, " --engine openvino --precision int8"))
     return DONE
 
 

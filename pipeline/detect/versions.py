@@ -14,6 +14,7 @@ import json
 import os
 import posixpath
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -100,6 +101,17 @@ def resolve_versions(path: str, named: str | None = None) -> list[Version]:
     path = folder_of(path)
     with _reaching(path):
         return choose(path, _itself(path) if _is_model(path) else versions_in(path), named)
+
+
+def how_to_use(folder: str, flags: str = "") -> str:
+    """The command that uses a new version, with further flags, and which jobs use it, too."""
+    model, number = os.path.split(folder)
+    command = "use it with python -m pipeline.run --model"
+    if not number.isdecimal():
+        return f"{command} {shlex.quote(folder)}{flags}; jobs with another --model stay as they are"
+    newest = resolve_versions(model or ".")[0].name
+    others = f"jobs with another --model-version stay as they are, and those without one use the newest, version {newest}"
+    return f"{command} {shlex.quote(model or '.')} --model-version {number}{flags}; {others}"
 
 
 def choose(path: str, versions: Mapping[int, Version], named: str | None) -> list[Version]:

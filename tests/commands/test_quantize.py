@@ -60,8 +60,9 @@ def test_an_int8_version_with_a_head_of_float32_is_a_model_of_its_own_that_a_job
     int8 = versions.with_name("digits-int8")
     first, last = said.out.splitlines()
     assert first.startswith(f"{int8}/1: AP50 ")
-    use = f"python -m pipeline.run --model {int8} --engine openvino --precision int8"
-    assert last == f"use it with {use}; jobs with --model {versions} stay as they are"
+    use = f"python -m pipeline.run --model {int8} --model-version 1 --engine openvino --precision int8"
+    others = "jobs with another --model-version stay as they are, and those without one use the newest, version 1"
+    assert last == f"use it with {use}; {others}"
     assert f"warning: 1 photo left out, such as {tmp_path}/broken.jpg: " in said.err
     assert {path.name for path in versions.iterdir() if path.name[0] != "."} == {"1"}
     assert name_and_version(ModelConfig(str(versions))) == ("digits", "1"), "yesterday's command takes what it took"
