@@ -42,6 +42,7 @@ _DAMAGE = (
     *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, EOFError, struct.error),
     *(ValueError, OverflowError, NotImplementedError, IndexError),
 )
+_SECOND = "has the name of an earlier member, which is read"
 _ZIP_UTF8 = 0x800  # a flag
 _KNOWN_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # zipfile unpacks others without a limit on memory
 _UNPACK = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ\0", lzma.open))
@@ -69,7 +70,7 @@ def images_of_archive(
     Yields:
       For each image its bytes or a dead letter; for each other member its name; one dead letter of the archive for all members
       behind damage. An image's URI is `<archive>#<member>`, its generation its size and CRC-32. Hidden members and folders are
-      left out, as in folders on a disk. Of members with one name the first is read.
+      left out, as in folders on a disk. Of images with one name the first is read, and the others are dead letters.
     """
     path, _ = archive_member(archive.uri) or (archive.uri, None)
     wanted = {(archive_member(ref.uri) or ("", None))[1] or "": ref for ref in (archive, *others)}
@@ -82,14 +83,12 @@ def images_of_archive(
                 asked = wanted.get(member.name) or (None if _is_hidden(member.name) else whole)
                 if not asked:
                     continue
-                if hash(member.name) in seen:
-                    yield member.name
-                    continue
+                is_second = hash(member.name) in seen
                 seen.add(hash(member.name))
                 missing.pop(member.name, None)
                 ref = ImageRef(f"{path}#{member.name}", extra=asked.extra)
                 try:
-                    yield _image_of(member, ref, max_bytes)
+                    yield _image_of(member._replace(fault=_SECOND) if is_second else member, ref, max_bytes)
                 except _DAMAGE as err:
                     if not is_zip or is_transient_error(err):
                         raise

@@ -39,7 +39,7 @@ def members_of(
       What `images_in` yields, with the fields of the message; behind the bounds one dead letter that names batch.
     """
     newest, *more = (replace(each, generation="", size_bytes=0) for each in (container, *others))
-    seen, size_bytes = set[str](), 0
+    seen, size_bytes = set[tuple[str, bool]](), 0  # a second image of one name is a dead letter
     if container.size_bytes > MAX_BYTES:
         yield _too_large(newest)
         return
@@ -50,12 +50,13 @@ def members_of(
                 failed = member
                 break
             name = member if isinstance(member, str) else member.ref.record or member.ref.uri
-            if name in seen:
+            if (name, isinstance(member, DeadLetter)) in seen:
                 continue
-            seen.add(name)
+            seen.add((name, isinstance(member, DeadLetter)))
             size_bytes += len(member.content) if isinstance(member, EncodedImage) else 0
             if len(seen) > MAX_MEMBERS or size_bytes > MAX_BYTES:
-                yield from (_too_large(each) for each in (newest, *more) if each.uri == name or each.uri not in seen)
+                names = {given for given, _ in seen}
+                yield from (_too_large(each) for each in (newest, *more) if each.uri == name or each.uri not in names)
                 return
             yield member if isinstance(member, str) else _of_message(member, container)
         note_storage(failed.message if failed else "", "until it is back")

@@ -118,6 +118,22 @@ def test_a_stream_that_dies_amid_an_archive_gets_it_again_and_its_request_is_ans
     assert sorted(row["image"]["uri"] for row in rows_in(str(job.archive))) == members
 
 
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_second_image_of_one_name_in_an_archive_is_a_dead_letter_as_in_a_batch_job(tmp_path, photo):
+    import threading
+
+    from pipeline.config import Config
+    from pipeline.records import DeadLetter, ImageRef
+    from pipeline.stream.members import members_of
+
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for content in (photo, b"another picture"):
+            archive.writestr("a.png", content)
+    image, letter = members_of(ImageRef(f"{tmp_path}/a.zip", message_id="m"), Config(), threading.Event())
+    assert image.content == photo and isinstance(letter, DeadLetter)
+    assert (letter.ref.uri, letter.reason, letter.ref.message_id) == (image.ref.uri, "bad_member", "m")
+
+
 @pytest.mark.parametrize("bound", ["MAX_MEMBERS", "MAX_BYTES"])
 def test_an_archive_above_a_streams_bounds_is_a_dead_letter_that_names_batch(tmp_path, monkeypatch, photo, bound):
     import threading
