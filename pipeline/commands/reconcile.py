@@ -26,7 +26,7 @@ from pipeline.listing.statuses import OF_LISTED, ORPHANED, reasons, statuses
 from pipeline.log_lines import say
 from pipeline.records import row_bytes
 from pipeline.results.completion import RowVersion
-from pipeline.results.layout import check_output, results_folder
+from pipeline.results.layout import refuse_older_rows, results_folder
 from pipeline.results.reader import undisturbed
 from pipeline.storage.files import create, file_to_write, move_files, staging
 
@@ -70,7 +70,7 @@ def _run(flags: argparse.Namespace) -> int:
     check_inputs(config.patterns(), allow_empty=True)
     check_model_is_named(config.model, config.detect)
     version = RowVersion.of(config.as_dict(), name_and_version(config.model, config.detect.engine))
-    check_output(output := results_folder(config.output), write=False)
+    refuse_older_rows(output := results_folder(config.output))
     with contextlib.ExitStack() as stack:
         # manifests get their names when all is compared
         staged = {name: f"{stack.enter_context(staging(posixpath.dirname(path)))}/{name}" for name, path in paths.items()}

@@ -184,7 +184,7 @@ def check_output(output: str, write: bool = True) -> None:
     try:
         with waiting_for(f"output {output}"):
             _write_probe(output) if write else _look_at(output)
-            _refuse_older_rows(output)
+            refuse_older_rows(output)
     except UserError:
         raise
     except Exception as err:
@@ -194,8 +194,12 @@ def check_output(output: str, write: bool = True) -> None:
         raise kind(f"output {output}: expected a folder that can be written, but: {' '.join(str(err).split())[:300]}") from err
 
 
-def _refuse_older_rows(output: str) -> None:
-    """No command would see the rows of previews of 0.1.0, which were JSON Lines with an index."""
+def refuse_older_rows(output: str) -> None:
+    """Makes sure that a folder has no rows of previews of 0.1.0, which were JSON Lines with an index: no command would see them.
+
+    Raises:
+      OutputError: It has.
+    """
     for kind in (DETECTIONS, DEAD_LETTERS):
         if older := [file.path for file in files_of(f"{output}/{kind}", f"{kind}-*.jsonl") if _OLDER.search(file.path)]:
             raise OutputError(

@@ -165,6 +165,14 @@ def test_a_manifest_has_its_name_only_when_all_is_compared(folder, capsys):
     assert sorted(os.listdir()) == ["list.txt", "loop.txt"]
 
 
+def test_results_that_nobody_may_write_are_read(folder, capsys, monkeypatch):
+    """As those of another team, or on a disk that is mounted read-only; root may write in any other folder."""
+    put_rows([("in/a.jpg", put("in/a.jpg"))])
+    monkeypatch.setattr(os, "access", lambda _path, mode: not mode & os.W_OK)
+    code, said, _ = printed(capsys)
+    assert (code, said[-1]) == (0, "complete")
+
+
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
 def test_what_is_no_file_is_no_manifest_and_stays(folder, capsys, make):
     put("in/a.jpg")
