@@ -109,7 +109,11 @@ def written_whole(output_dir: str) -> Iterator[str]:
         yield unfinished
         write_manifest(unfinished)
         os.makedirs(parents[0], exist_ok=True)
-        os.rename(unfinished, output_dir)
+        try:
+            os.rename(unfinished, output_dir)
+        except OSError:
+            check_output_dir(output_dir)  # another process has written it meanwhile
+            raise
 
 
 def check_output_dir(output_dir: str) -> None:

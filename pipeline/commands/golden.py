@@ -5,7 +5,8 @@
 A job that loads the version detects in these images first, and refuses it if the detections agree less than --min-agreement.
 Twenty to a hundred images that show all classes are enough. Use the thresholds of the jobs that will load the version.
 
-Exit code 0: done; 2: the model, an image or a place cannot be used, nothing is written; 130: stopped.
+Exit code 0: done; 1: the disk is full, nothing is written; 2: the model, an image or a place cannot be used, nothing is
+written; 130: stopped.
 """
 
 from __future__ import annotations

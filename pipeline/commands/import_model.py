@@ -1,6 +1,6 @@
 """`detect-objects import`: turns a model into a version that describes itself; of other formats it prints the command.
 
-Exit code 0: done; 2: refused, or a wrong command; nothing is written; 130: stopped.
+Exit code 0: done; 1: the disk is full, nothing is written; 2: refused, or a wrong command, nothing is written; 130: stopped.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ The last lines say what the model is, how many objects a job finds in the photo,
 the pipeline does not recognise it, or if it fails on the photo. The output directory is <model>/<integer version>. It must not
 exist yet, and appears whole or not at all. Non-maximum suppression of a Darknet model is greedy, by IoU and class, whatever
 nms_kind= its cfg has.
-Exit code: 0 done; 130 stopped; 2 refused, or the files or the arguments cannot be used (one line on stderr names the reason)."""
+Exit code: 0 done; 1 the disk is full; 2 refused, or the files or the arguments cannot be used (one line on stderr names the
+reason); 130 stopped."""
 
 _SCENE = os.path.join(digits.FOLDER, "samples", "scene_000.jpg")
 _ON_SAMPLE = "runs on a sample picture; --image tries a photo of yours, and keeps it as a golden image"

@@ -5,7 +5,8 @@
 The photos are ordered by the hash of their content, without duplicates. The first half, at most 300, sets the ranges of the
 activations; the others judge. The new version is a copy of the SavedModel with the int8 network and its figures beside it.
 
-Exit code 0: written; 1: the int8 network is too far from float32, nothing is written; 2: a wrong command or place; 130: stopped.
+Exit code 0: written; 1: the int8 network is too far from float32, or the disk is full, nothing is written; 2: a wrong command or
+place; 130: stopped.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ Rows = list[dict[str, Any]]
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     flags = make_parser().parse_args(argv)
-    folder = flags.output or f"{flags.model.rstrip('/')}-int8"
+    folder = flags.output or os.path.dirname(flags.model.rstrip("/")) or "."
     return run_command(lambda: _quantize(flags), "nothing is written", failed_code=WRONG, folder=folder)
 
 
@@ -77,7 +78,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="detect-objects quantize",
         description="Writes an int8 version of a SavedModel for --engine openvino --precision int8, if it is good enough.",
-        epilog="exit code: 0 written; 1 int8 is too far from float32, and nothing is written; 2 wrong command or place",
+        epilog="exit code: 0 written; 1 int8 is too far from float32, or the disk is full; 2 wrong command or place",
     )
     add = parser.add_argument
     add("--model", required=True, metavar="PATH", help="a folder of versions, whose newest is taken, or one version")

@@ -9,7 +9,8 @@ runs in a process of its own, as a job does and on the same GPU as the start, an
 start, so that other work on the machine slows both. At the end the best races against the start. Only what is faster beyond doubt
 (a paired t-test of seven rounds, 95 %), and by two percent, is written.
 
-Exit code 0: done, also where nothing is faster; 1: the model cannot be used; 2: a wrong command or place; 130: stopped.
+Exit code 0: done, also where nothing is faster; 1: the model cannot be used, or the disk is full; 2: a wrong command or
+place; 130: stopped.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="detect-objects tune",
         description="Finds the settings with which this machine detects fastest, and writes them as a config.",
         epilog="use the result with python -m pipeline.run --config tuned.yaml; nothing else should run while it is made. "
-        "exit code: 0 done, also where nothing is faster; 1 the model cannot be used; 2 wrong command or place",
+        "exit code: 0 done, also where nothing is faster; 1 the model cannot be used, or the disk is full; 2 wrong command",
     )
     add = parser.add_argument
     add("--input", required=True, nargs="+", metavar="PATTERN", help="images like those of the jobs; the first 64 are used")

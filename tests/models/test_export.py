@@ -1,12 +1,14 @@
 """An exported detector answers as the NumPy reference does, through each of its signatures, wherever it is loaded."""
 
 import dataclasses
+import os
+from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
-from models.export import export_detector
+from models.export import export_detector, written_whole
 from models.geometry import fit_image, nms, resize_plan
 from models.metadata import DetectorMetadata, read_metadata
 from tests.models.box_formats import to_original
@@ -182,6 +184,16 @@ def test_an_existing_output_is_left_alone(model_dirs):
     assert sorted(colours_dir.rglob("*")) == before
     with pytest.raises(OSError, match="expected a local directory"):
         export_colours("gs://bucket/yolo/1")
+
+
+def test_of_two_that_write_one_version_the_first_one_counts(tmp_path):
+    with pytest.raises(FileExistsError, match="m/1 exists already; remove it"), written_whole(f"{tmp_path}/m/1") as second:
+        os.mkdir(second)
+        with written_whole(f"{tmp_path}/m/1") as first:
+            os.mkdir(first)
+            Path(first, "saved_model.pb").write_text("first")
+    assert (tmp_path / "m" / "1" / "saved_model.pb").read_text() == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["m"], "no part of the second one is left"
 
 
 @pytest.mark.parametrize(
