@@ -109,18 +109,25 @@ def _pair_images(rows: Sequence[ImageRow], labels: Labels, match: Match) -> tupl
 
 def _find_image(uri: str, labels: Labels, by_name: Mapping[str, Sequence[int]], match: Match) -> int | None:
     path = unpacked(uri)
-    path = "/" + (without_ending(path) if labels.without_endings else path).strip("/")
-    images = by_name.get(posixpath.basename(path), ())
-    if match == "path" or len(images) > 1:
-        named = {place: unpacked(labels.file_names[place]).strip("/") for place in images}
-        fitting = [place for place in images if path.endswith("/" + named[place])]
-        longest = max((len(named[place]) for place in fitting), default=0)
-        if fitting or match == "path":
-            images = [place for place in fitting if len(named[place]) == longest]
+    images = _places(without_ending(path) if labels.without_endings else path, labels, by_name, match)
+    if labels.without_endings:  # of 1.jpg and 1.png in one folder, an export names the labels of the second one 1.png.txt
+        images = _places(path, labels, by_name, "path") or images
     if len(images) > 1:
         named_two = " and ".join(labels.file_names[place] for place in images[:2])
         raise RowsError(f"{uri} fits {len(images)} ground-truth images: {named_two}")
     return images[0] if images else None
+
+
+def _places(path: str, labels: Labels, by_name: Mapping[str, Sequence[int]], match: Match) -> Sequence[int]:
+    """The places of the labelled images that an image may be."""
+    images = by_name.get(posixpath.basename(path), ())
+    if match == "path" or len(images) > 1:
+        named = {place: unpacked(labels.file_names[place]).strip("/") for place in images}
+        fitting = [place for place in images if f"/{path.strip('/')}".endswith("/" + named[place])]
+        longest = max((len(named[place]) for place in fitting), default=0)
+        if fitting or match == "path":
+            return [place for place in fitting if len(named[place]) == longest]
+    return images
 
 
 def _pair_ids(found: Iterable[tuple[str, int]], labels: Labels) -> tuple[dict[tuple[str, int], int], str]:

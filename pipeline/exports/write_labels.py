@@ -19,6 +19,7 @@ import yaml
 
 from models.base.image_uris import without_ending
 from pipeline.exports.data_set import WHOLE_NAMES, Box, DataSet, clip
+from pipeline.log_lines import plural
 from pipeline.records import identity_hash
 
 _HEAD = """\
@@ -31,27 +32,35 @@ _MOST_CLASSES = 10_000  # named in a file; anyone who can write rows can write a
 _NOT_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # https://www.w3.org/TR/xml/#charsets
 
 
-def write_yolo(rows: Iterable[dict[str, Any]], file: BinaryIO, data_set: DataSet = WHOLE_NAMES) -> None:
+def write_yolo(rows: Iterable[dict[str, Any]], file: BinaryIO, data_set: DataSet = WHOLE_NAMES) -> list[str]:
     """Writes JSON rows as `labels/<image>.txt`, and what a training needs beside the photos in `images/`.
 
     `images.txt` lists the images, `data.yaml` names them and all classes, and `classes.txt` has the names alone.
 
     Source of the format: https://docs.ultralytics.com/datasets/detect/
+
+    Returns:
+      A line about the images that are not listed, if there are any: a trainer would take the labels of another image for theirs.
     """
-    names = dict(data_set.class_names)
+    names, not_listed, such = dict(data_set.class_names), 0, ""
     with zipfile.ZipFile(file, "w") as archive, tempfile.TemporaryFile() as images:
         for row in rows:
             names.update((found["class_id"], found["class_name"]) for found in row["detections"])
             lines = (_yolo_line(found, box, row["image"]) for found, box in clipped(row))
-            name = data_set.name_of(row["image"]["uri"])
-            _add(archive, _free_name(archive, "labels/{}.txt", name), "".join(lines))
-            images.write(f"./images/{_path_of(name)}".encode().replace(b"\n", b"?") + b"\n")
+            name = _path_of(data_set.name_of(row["image"]["uri"]))
+            _add(archive, label := _free_name(archive, "labels/{}.txt", name), "".join(lines))
+            if label == f"labels/{without_ending(name)}.txt":
+                images.write(f"./images/{name}".encode().replace(b"\n", b"?") + b"\n")
+            else:
+                not_listed, such = not_listed + 1, name
         images.seek(0)
         with archive.open(zipfile.ZipInfo("images.txt"), "w", force_zip64=True) as listed:
             shutil.copyfileobj(images, listed)
         every = [names.get(number, f"class_{number}") for number in range(min(max(names, default=-1) + 1, _MOST_CLASSES))]
         _add(archive, "data.yaml", _HEAD + yaml.safe_dump({**_SPLITS, "names": every}, allow_unicode=True, sort_keys=False))
         _add(archive, "classes.txt", "".join(f"{each}\n" for each in every))
+    why = "another image has the same name up to the ending; rename one of them"
+    return [f"yolo.zip does not list {plural(not_listed, 'image')} in images.txt, such as {such}: {why}"] if not_listed else []
 
 
 def write_voc(rows: Iterable[dict[str, Any]], file: BinaryIO, data_set: DataSet = WHOLE_NAMES) -> None:
@@ -62,7 +71,7 @@ def write_voc(rows: Iterable[dict[str, Any]], file: BinaryIO, data_set: DataSet 
     with zipfile.ZipFile(file, "w") as archive:
         for row in rows:
             annotation = ElementTree.tostring(_voc_annotation(row), encoding="unicode")
-            _add(archive, _free_name(archive, "Annotations/{}.xml", data_set.name_of(row["image"]["uri"])), annotation)
+            _add(archive, _free_name(archive, "Annotations/{}.xml", _path_of(data_set.name_of(row["image"]["uri"]))), annotation)
 
 
 def write_cvat(rows: Iterable[dict[str, Any]], file: BinaryIO) -> None:
@@ -108,9 +117,8 @@ def _add(archive: zipfile.ZipFile, name: str, text: str) -> None:
 
 def _free_name(archive: zipfile.ZipFile, pattern: str, name: str) -> str:
     """A name for an image's label that no other label has: 1.jpg and 1.png may lie in one folder, and an image come twice."""
-    of_image = _path_of(name)
-    stem = without_ending(of_image)
-    kind = of_image.removeprefix(stem)
+    stem = without_ending(name)
+    kind = name.removeprefix(stem)
     while pattern.format(stem) in archive.NameToInfo:
         stem, kind = f"{stem}{kind or '_'}", ""
     return pattern.format(stem)

@@ -174,6 +174,22 @@ def test_labels_that_the_pipeline_wrote_for_frames_and_members_are_labels_of_the
         assert (result["AP50"], result["images"], result["images_without_row"]) == (pytest.approx(1), 3, 0), labels
 
 
+def test_images_that_differ_by_their_endings_alone_have_their_own_labels(tmp_path):
+    """Ultralytics takes the labels of 1.jpg for 1.png in the same folder, too, so the list of images has the first one only."""
+    written = rows(folder="x")
+    for each, name in zip(written, ("y/1.jpg", "y/1.png", "1.png"), strict=True):
+        each["image"]["uri"] = f"x/{name}"
+    with open(tmp_path / "rows.yolo.zip", "wb") as file:
+        (note,) = write_yolo_labels(written, file)
+    assert note.startswith("yolo.zip does not list 1 image in images.txt, such as x/y/1.png: ")
+    with zipfile.ZipFile(tmp_path / "rows.yolo.zip") as archive:
+        assert {f"labels/x/{name}.txt" for name in ("y/1", "y/1.png", "1")} < {*archive.namelist()}
+        assert archive.read("images.txt").decode().split() == ["./images/x/y/1.jpg", "./images/x/1.png"]
+        archive.extractall(tmp_path)
+    result = evaluate(written, tmp_path / "labels")
+    assert (result["AP50"], result["images"], result["images_without_row"]) == (pytest.approx(1), 3, 0)
+
+
 def test_without_its_package_pascal_voc_names_the_extra_in_a_line(tmp_path, monkeypatch):
     voc(tmp_path)
     monkeypatch.setitem(sys.modules, "defusedxml", None)
