@@ -23,6 +23,7 @@ from pipeline.storage.files import delete_files, read_checked, write_file
 from pipeline.storage.listing import files_of
 from pipeline.storage.store import FoundFile
 
+_KEY_BYTES = 8
 _MERGED_BYTES = 16 << 20  # of a merged file of notes
 _FORMAT = "1"  # changes when a release finds other images in the same container
 
@@ -41,6 +42,10 @@ class Contents(msgspec.Struct, frozen=True, gc=False):
     uri: str
     images: bytes
     left_out: dict[str, int] = {}
+
+    def __post_init__(self) -> None:
+        if len(self.images) % _KEY_BYTES:
+            raise ValueError(f"expected keys of {_KEY_BYTES} bytes, got {len(self.images)} bytes")
 
     @property
     def keys(self) -> np.ndarray:

@@ -25,6 +25,18 @@ def test_a_compaction_merges_the_notes_of_containers_and_keeps_what_they_say(tmp
     assert sorted((tmp_path / "containers").iterdir()) == files, "one file is not written anew"
 
 
+def test_notes_with_a_part_of_a_key_are_ignored(tmp_path):
+    """Whoever can write to the results folder may leave anything there; it ended each job that opens a container."""
+    write_contents(str(tmp_path), "run", [Contents(1, "1.tar", bytes(8))])
+    (whole,) = (tmp_path / "containers").iterdir()
+    part = whole.read_bytes().replace(b"\xc4\x08" + bytes(8), b"\xc4\x07" + bytes(7))  # of MessagePack
+    assert len(part) == len(whole.read_bytes()) - 1
+    whole.with_name(whole.name.replace("run", "part")).write_bytes(part)
+    assert {*known_containers(str(tmp_path), {1: np.zeros(1, np.uint64)})} == {1}
+    whole.unlink()
+    assert known_containers(str(tmp_path), {1: np.zeros(1, np.uint64)}) == {}
+
+
 def test_merged_notes_are_of_a_bounded_size(tmp_path, monkeypatch):
     from pipeline.results import contents
 
