@@ -44,6 +44,8 @@ class OpenVinoEngine:
       ModelError: OpenVINO cannot compile the model.
     """
 
+    gpu = False  # on a machine with one a note says so
+
     def __init__(self, read: Callable[[], Any], metadata: DetectorMetadata, detect: DetectConfig):
         self._read, self._metadata, self._detect, self._settings = read, metadata, detect, _settings(detect)
         self._compiling = threading.Lock()

@@ -79,12 +79,16 @@ def test_a_precision_that_the_device_lacks_is_refused(engine, others):
 
 
 @pytest.mark.slow
-def test_a_model_on_the_cpu_of_a_machine_with_a_gpu_is_a_warning(monkeypatch):
+@pytest.mark.parametrize(("precision", "engine"), [("float32", "tensorflow"), ("bfloat16", "openvino")])
+def test_a_model_on_the_cpu_of_a_machine_with_a_gpu_is_a_warning(monkeypatch, precision, engine):
+    """Also in OpenVINO, which has no other device."""
+    pytest.importorskip(engine, reason="its extra is not installed")
     real = glob.glob
     monkeypatch.setattr(glob, "glob", lambda path, **more: ["/dev/nvidia0"] if "nvidia" in path else real(path, **more))
     for device, notes in (("auto", 1), ("cpu", 0)):
-        loaded = load(ModelConfig(path="digits"), DetectConfig(device=device))
+        loaded = load(ModelConfig(path="digits"), DetectConfig(device=device, precision=precision))
         loaded.batcher.close()
+        assert loaded.engine_name == (engine if device == "auto" else "tensorflow")
         assert "".join(loaded.notes).count("runs on the CPU, though this machine has a GPU") == notes
 
 
