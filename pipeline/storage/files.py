@@ -66,17 +66,24 @@ def file_to_write(what: str, path: str, others: Iterable[str] = (), mark: bytes 
       mark: What stands in the beginning of a file that the command may replace; empty: in any.
 
     Raises:
-      OutputError: Something else has the name, which a file would replace: a folder, a device, a pipe, one of `others`, or a file
-        without the mark.
+      OutputError: Something else has the name, which a file would replace: a folder, a device, a pipe, one of `others`, a file
+        without the mark, or that of this command's output.
     """
     behind = path if "://" in path else os.path.realpath(path)
-    if behind in [each if "://" in each else os.path.realpath(each) for each in others if each]:
+    if behind in [each if "://" in each else os.path.realpath(each) for each in others if each] or _is_output(path):
         raise OutputError(f"{what} {path}: this command reads or writes that file already; choose another name")
     if "://" not in path and (path.endswith("/") or (os.path.lexists(behind) and not os.path.isfile(behind))):
         raise OutputError(f"{what} {path}: expected a file or a free name, found something else there; choose another name")
     if mark and is_of_others(behind, mark):
         raise OutputError(f"{what} {path}: is a file that this command did not write; choose another name")
     return behind
+
+
+def _is_output(path: str) -> bool:
+    """Whether the standard output or error of this process goes to a file, as to `/dev/stdout`: later lines would be lost."""
+    with contextlib.suppress(OSError):  # there is no file, or a stream is closed
+        return any(os.path.samestat(os.stat(path), os.fstat(stream)) for stream in (1, 2))
+    return False
 
 
 def is_of_others(path: str, mark: bytes) -> bool:

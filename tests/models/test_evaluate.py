@@ -271,6 +271,7 @@ def test_the_command_prints_the_figures_and_writes_them(tmp_path, capsys):
         pytest.param("--json", "link", "reads or writes that file already", id="link to them"),
         pytest.param("--page", "rows.jsonl", "reads or writes that file already", id="rows"),
         pytest.param("--page", "figures.json", "reads or writes that file already", id="one name for both"),
+        pytest.param("--json", "/dev/stdout", "choose another name", id="file of standard output"),
         pytest.param("--json", "pipe", "found something else there", id="pipe"),
         pytest.param("--page", "folder", "found something else there", id="folder"),
     ],
