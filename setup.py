@@ -17,7 +17,8 @@ EXTRAS = {
     # ONNX files (--engine onnxruntime); on a GPU onnxruntime-gpu instead; onnxconverter-common makes float16 of a file
     "onnxruntime": ["onnxruntime>=1.23,<2", "onnx>=1.17,<2", "onnxconverter-common>=1.15,<2"],
     "quantize": ["nncf>=3.4,<3.5", "openvino>=2026.4.1,<2027"],  # an int8 version of a model (detect-objects quantize)
-    "triton": ["tritonclient[grpc]>=2.73,<3"],  # model servers (--engine triton)
+    # model servers (--engine triton); TFX allows no protobuf on Python 3.10 that is new enough for it
+    "triton": ["tritonclient[grpc]>=2.73,<3; python_version >= '3.11'"],
     # opens runs (detect-objects view); MongoDB comes with it, or FIFTYONE_DATABASE_URI names one
     "fiftyone": ["fiftyone>=1.22,<2"],
     "heif": ["pillow-heif>=1.1,<2"],  # HEIC and HEIF; its licence is that of the codecs in it (LGPL and GPL)

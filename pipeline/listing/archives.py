@@ -180,7 +180,7 @@ def _in_tar(opened: Any) -> Iterator[_Member]:
     left = MEMORY.budget(_MEMBERS_BYTES) / _OF_NAME
     archive: Any  # has attributes of which its type does not know
     with tarfile.open(fileobj=blocks, mode="r|", bufsize=_BLOCK, encoding="utf-8") as archive:
-        while (info := archive.next()) is not None:
+        for info in archive:
             archive.members = []  # else it keeps all
             blocks.most = archive.offset + _HEADERS_BYTES
             left -= 1

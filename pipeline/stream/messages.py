@@ -28,6 +28,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from pipeline.extra_fields import extra_columns, extra_text
@@ -300,10 +301,10 @@ def _without_secrets(payload: bytes) -> bytes:
 def _event_time(message: Message) -> float:
     text = message.attributes.get("event_time") or message.attributes.get("eventTime") or ""
     try:
-        moment = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
+        moment = msgspec.convert(text, datetime.datetime)
         seconds = moment.replace(tzinfo=moment.tzinfo or datetime.timezone.utc).timestamp()
         # at the edge of the calendar a time zone has moments that UTC has not
         datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
-    except (ValueError, OverflowError):
+    except (msgspec.ValidationError, ValueError, OverflowError):
         return message.publish_time
     return seconds

@@ -65,7 +65,7 @@ def rows_of(found):
 def test_bigquery_reads_a_folder_with_the_call_that_the_docs_show(dataset):
     """It sees every row, as pandas, DuckDB and Spark do."""
     dataset.execute(in_duckdb(statement("CREATE EXTERNAL TABLE")))
-    found = rows_of(dataset.table("dataset.detections"))
+    found = rows_of(dataset.sql("FROM dataset.detections"))
     assert [row["image"]["uri"] for row in found].count("a") == 3 and len(found) == 7
 
 
@@ -77,7 +77,7 @@ def test_the_view_of_bigquery_has_the_rows_that_count(dataset, merged):
     dataset.execute(in_duckdb(statement("CREATE OR REPLACE VIEW")))
     if merged:
         compact("out")
-    found = rows_of(dataset.table("dataset.current_detections"))
+    found = rows_of(dataset.sql("FROM dataset.current_detections"))
     assert found == sorted(current_rows("out"), key=repr)
     counted = sorted((row["image"]["uri"], row["model"]["name"], row["model"]["version"]) for row in found)
     assert counted == [("a", "other", "7"), ("a", "yolo", "7"), ("c", "yolo", "8"), ("\udc80", "yolo", "7")]
