@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.detect.engine import Engine, ModelFailed, NoMemoryNow, OutOfMemory
+from pipeline.detect.engine import BadOutput, Engine, ModelFailed, NoMemoryNow, OutOfMemory
 from pipeline.detect.process_memory import trim_memory
 from pipeline.errors import DeviceFailedError
 from pipeline.log_lines import console
@@ -277,7 +277,7 @@ class Batcher:
         return None
 
     def _check_device(self, size: int) -> None:
-        """Runs a blank image, which every model in use can; waits for a device that may come back, as a server may.
+        """Runs a blank image, which every model in use can; waits for a device that may come back, as a server that fails may.
 
         Raises:
           DeviceFailedError: The blank image fails; the cause is what the engine raised.
@@ -288,7 +288,7 @@ class Batcher:
             try:
                 self._run_engine(np.zeros((size, *self._input_hw, 3), np.uint8))
             except (OutOfMemory, ModelFailed) as err:
-                if self._has_failed or time.monotonic() >= until:
+                if self._has_failed or isinstance(err, BadOutput) or time.monotonic() >= until:
                     self._has_failed = True
                     raise DeviceFailedError(
                         f"the device failed, and no image is to blame: the model runs on no blank image either: {err}; "

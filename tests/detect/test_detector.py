@@ -207,7 +207,7 @@ def open_numberless(_local, _folder, _model, detect):
         boxes = {"boxes": np.zeros((len(greys), 1, 4)), "scores": np.ones((len(greys), 1)), "classes": np.zeros((len(greys), 1))}
         return {**boxes, "count": np.where(greys >= NUMBERLESS[-1], np.nan, 1)}
 
-    return OpenedModel(FunctionEngine(run, detect), METADATA)
+    return OpenedModel(FunctionEngine(run, detect, gpu=detect.device == "gpu"), METADATA)
 
 
 @pytest.fixture
@@ -233,12 +233,14 @@ def test_outputs_that_are_no_detections_of_a_blank_image_either_are_those_of_a_d
         numberless.detect([bright(value=50), bright(value=200)])
 
 
-def test_a_model_whose_outputs_are_no_detections_is_refused():
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_a_model_whose_outputs_are_no_detections_is_refused(device):
+    """For good: a supervisor that starts it again finds the same, also on a GPU."""
     NUMBERLESS[:] = [0]
     with pytest.raises(
         ModelError, match="fails on a blank image: expected the number of boxes as the model's count, got"
     ) as caught:
-        load_detector(ModelConfig(name="detector"), dataclasses.replace(CPU, engine=f"{__name__}:open_numberless"))
+        load_detector(ModelConfig(name="detector"), dataclasses.replace(CPU, device=device, engine=f"{__name__}:open_numberless"))
     assert caught.value.exit_code == 2
 
 

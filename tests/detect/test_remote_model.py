@@ -201,6 +201,18 @@ def test_an_image_that_the_server_refuses_is_one_dead_letter(kind, wrong):
         assert detector.batch_sizes == sizes
 
 
+@both
+def test_a_served_model_that_returns_no_detections_is_refused_at_once_and_for_good(kind):
+    """Another answer will not come, however long the job waits for the server."""
+
+    def run(arrays):
+        return {**answer(arrays), "scores": np.zeros((len(arrays["images"]), 2), np.float32)}
+
+    with serve(run, kind) as server, pytest.raises(ModelError, match=r"expected boxes .* got \(1, 4\) and \(2,\)$") as caught:
+        load(server, server_wait_s=1e9)
+    assert caught.value.exit_code == 2
+
+
 def test_an_image_that_one_of_two_servers_has_no_memory_for_may_pass():
     """The other one fails on it."""
     with serve() as one, serve() as other, detector_of(one, other) as detector:
