@@ -301,10 +301,17 @@ def _without_secrets(payload: bytes) -> bytes:
 def _event_time(message: Message) -> float:
     text = message.attributes.get("event_time") or message.attributes.get("eventTime") or ""
     try:
-        moment = msgspec.convert(text, datetime.datetime)
+        moment = _moment(text)
         seconds = moment.replace(tzinfo=moment.tzinfo or datetime.timezone.utc).timestamp()
         # at the edge of the calendar a time zone has moments that UTC has not
         datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
-    except (msgspec.ValidationError, ValueError, OverflowError):
+    except (ValueError, OverflowError):
         return message.publish_time
     return seconds
+
+
+def _moment(text: str) -> datetime.datetime:
+    try:
+        return msgspec.convert(text, datetime.datetime)  # also on Python 3.10 with any digits of a second
+    except msgspec.ValidationError:
+        return datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))  # such as a day

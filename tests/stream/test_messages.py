@@ -267,7 +267,7 @@ def test_the_number_of_images_and_their_inline_bytes_together_are_bounded(monkey
 def test_the_event_time_is_the_attribute_or_else_the_publish_time():
     expected = {
         **{"1970-01-01T00:01:00Z": 60.0, "1970-01-01T01:01:00+01:00": 60.0, "1970-01-01T00:01:00.25Z": 60.25},
-        **{"": 100.0, "yesterday": 100.0},
+        **{"1970-01-02": 86400.0, "1970-01-01T00:01": 60.0, "": 100.0, "yesterday": 100.0},
     }
     assert {text: asked(JPEG, event_time=text).images[0].ref.event_time for text in expected} == expected
 
