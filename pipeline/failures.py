@@ -50,7 +50,9 @@ REASONS: dict[str, dict[str, Final | MayPass]] = {
         "no_example": Final("a record of a TFRecord file that is no `tf.Example`"),
         "bad_checksum": Final("a record of a TFRecord file that is not as it was written"),
         "bad_line": Final("a line of a manifest that names no image; the message says which line of which file"),
-        "bad_member": Final("a member of an archive: encrypted, a link, damaged, an archive, a video, named with `..` or twice"),
+        "bad_member": Final(
+            "a member of an archive: encrypted, a link, damaged, an archive, a video, named with `..` or as another one"
+        ),
         "broken_file": Final(
             "the rest of a TFRecord file, archive or video behind damage or its early end; the message says more"
         ),

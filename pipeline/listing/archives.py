@@ -24,6 +24,8 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from models.base.image_uris import archive_member, video_frame
 from pipeline.failures import Failure, ImageError, one_line
 from pipeline.image_formats import HEAD_BYTES, format_by_start
@@ -37,7 +39,7 @@ _BLOCK = 512  # of a tar file: each header is one
 _HEADERS_BYTES = 1 << 20  # of one member's headers, which tarfile takes into memory
 _MEMBERS_BYTES = 2e9  # of memory for what is known of all members
 _OF_DIRECTORY = 12  # bytes of memory for each of a zip file's directory, measured: 500 for the least entry of 47
-_OF_NAME = 100  # bytes of memory for each name that was seen
+_OF_NAME = 160  # bytes of memory for each name that was seen, with its content
 _DAMAGE = (
     *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, EOFError, struct.error),
     *(ValueError, OverflowError, NotImplementedError, IndexError),
@@ -70,25 +72,24 @@ def images_of_archive(
     Yields:
       For each image its bytes or a dead letter; for each other member its name; one dead letter of the archive for all members
       behind damage. An image's URI is `<archive>#<member>`, its generation its size and CRC-32. Hidden members and folders are
-      left out, as in folders on a disk. Of images with one name the first is read, and the others are dead letters.
+      left out, as in folders on a disk. Of images with one name the first is read, and others are dead letters; of copies of the
+      first one come the names.
     """
     path, _ = archive_member(archive.uri) or (archive.uri, None)
     wanted = {(archive_member(ref.uri) or ("", None))[1] or "": ref for ref in (archive, *others)}
     whole, missing = wanted.pop("", None), dict(wanted)
     is_zip = path.lower().endswith(".zip")
-    seen = set[int]()
+    seen = dict[int, int]()
     try:
         with open_file(path) as opened, _damage(path):
             for member in _in_zip(opened) if is_zip else _in_tar(opened):
                 asked = wanted.get(member.name) or (None if _is_hidden(member.name) else whole)
                 if not asked:
                     continue
-                is_second = hash(member.name) in seen
-                seen.add(hash(member.name))
                 missing.pop(member.name, None)
                 ref = ImageRef(f"{path}#{member.name}", extra=asked.extra)
                 try:
-                    yield _image_of(member._replace(fault=_SECOND) if is_second else member, ref, max_bytes)
+                    yield _unless_seen(_image_of(member, ref, max_bytes), member.name, seen)
                 except _DAMAGE as err:
                     if not is_zip or is_transient_error(err):
                         raise
@@ -216,6 +217,17 @@ def _image_of(member: _Member, ref: ImageRef, max_bytes: int) -> EncodedImage | 
         return _bad(ref, f"is damaged: it has {len(content)} bytes of {member.size}")
     known = ImageRef(ref.uri, f"{len(content)}-{zlib.crc32(content):08x}", len(content), extra=ref.extra)
     return EncodedImage(known, content, time.monotonic() - started, time.time())
+
+
+def _unless_seen(found: EncodedImage | DeadLetter | str, name: str, seen: dict[int, int]) -> EncodedImage | DeadLetter | str:
+    """An image that is the first of its name, and is noted; of a later one its name, or a dead letter if it is another image."""
+    if not isinstance(found, EncodedImage):
+        return found
+    content = hash(found.ref.generation)
+    if hash(name) in seen:  # of another generation than the first one, whose row is to count
+        return name if seen[hash(name)] == content else _bad(replace(found.ref, generation="", size_bytes=0), _SECOND)
+    seen[hash(name)] = content
+    return found
 
 
 def _fault_of_name(name: str) -> str:

@@ -47,7 +47,7 @@ def images(path, limit=LIMIT):
             continue
         _, _, name = image.ref.uri.partition("#")
         found.append((name, image.content if isinstance(image, EncodedImage) else image.reason))
-        assert isinstance(image, EncodedImage) or "\n" not in image.message
+        assert isinstance(image, EncodedImage) or ("\n" not in image.message and not image.ref.generation)
     return found
 
 
@@ -103,7 +103,7 @@ def test_the_headers_of_a_tar_file_may_not_fill_the_memory(tmp_path):
         assert images(path) == [("a.jpg", b"a"), ("", "broken_file")]
 
 
-@pytest.mark.parametrize(("kind", "count", "left"), [("zip", 3000, 0), ("tar.gz", 12_000, 10_000)])
+@pytest.mark.parametrize(("kind", "count", "left"), [("zip", 3000, 0), ("tar.gz", 12_000, 6250)])
 def test_the_members_of_an_archive_may_not_fill_the_memory(tmp_path, monkeypatch, kind, count, left):
     """Each takes 500 bytes of memory in a zip file's directory, and gzipped less than a byte of a tar file."""
     path = write(tmp_path / f"a.{kind}", {f"{number}.txt": b"" for number in range(count)})
@@ -209,14 +209,15 @@ def test_a_name_in_utf8_without_the_flag_of_it_is_read_from_a_zip_file_as_macos_
 
 @pytest.mark.parametrize("kind", ["zip", "tar"])
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_of_images_with_one_name_the_first_is_read_and_the_others_are_dead_letters(tmp_path, kind):
-    """It may be another picture, so it does not count among the files that are no images; a list has no such letter."""
-    path = tmp_path / f"a.{kind}"
+def test_of_images_with_one_name_the_first_is_read_others_are_dead_letters_and_copies_are_skipped(tmp_path, kind):
+    """`tar -r` adds the same files again: a job over them ended with exit code 4. A list has no such letter."""
+    path, jpeg = tmp_path / f"a.{kind}", b"\xff\xd8\xff\xe0"
+    contents = {"a.jpg": [b"one", b"two", b"one"], "photo": [jpeg, jpeg + b"two"], "a.txt": [b"one", b"two"]}
     with zipfile.ZipFile(path, "w") if kind == "zip" else tarfile.open(path, "w") as archive:
-        for name in ("a.jpg", "a.txt"):
-            for content in (b"one", b"two"):
-                archive.writestr(name, content) if kind == "zip" else add(archive, name, content)
-    assert images(path) == [("a.jpg", b"one"), ("a.jpg", "bad_member"), "a.txt", "a.txt"]
+        for name, content in ((name, content) for name, some in contents.items() for content in some):
+            archive.writestr(name, content) if kind == "zip" else add(archive, name, content)
+    of_photo = [("photo", jpeg), ("photo", "bad_member")]
+    assert images(path) == [("a.jpg", b"one"), ("a.jpg", "bad_member"), "a.jpg", *of_photo, "a.txt", "a.txt"]
     assert images(f"{path}#a.jpg") == [("a.jpg", b"one")]
 
 
