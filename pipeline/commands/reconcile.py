@@ -29,6 +29,7 @@ from pipeline.results.completion import RowVersion
 from pipeline.results.layout import refuse_older_rows, results_folder
 from pipeline.results.reader import undisturbed
 from pipeline.storage.files import create, file_to_write, move_files, staging
+from pipeline.storage.waiting import waiting_for
 
 _WRITTEN = ("missing", "dead", "stale", ORPHANED)
 _EXAMPLES = 5
@@ -70,7 +71,9 @@ def _run(flags: argparse.Namespace) -> int:
     check_inputs(config.patterns(), allow_empty=True)
     check_model_is_named(config.model, config.detect)
     version = RowVersion.of(config.as_dict(), name_and_version(config.model, config.detect.engine))
-    refuse_older_rows(output := results_folder(config.output))
+    output = results_folder(config.output)
+    with waiting_for(f"output {output}"):
+        refuse_older_rows(output)
     with contextlib.ExitStack() as stack:
         # manifests get their names when all is compared
         staged = {name: f"{stack.enter_context(staging(posixpath.dirname(path)))}/{name}" for name, path in paths.items()}
