@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 # TensorFlow's libraries read this when they are imported; what goes wrong there reaches the user as an error of this project.
@@ -16,6 +17,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 # Else each client of Cloud Storage asks for facts of its bucket for traces, in a thread and on a connection of their own.
 os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
+
+# On Python 3.10 Google's libraries tell its age at each start.
+warnings.filterwarnings("ignore", category=FutureWarning, module=r"google\.api_core")
 
 # Modules of 0.1.0 that ran as commands, and their verbs where these have other names.
 _COMMANDS = ("compact", "cost", "doctor", "evaluate", "export", "pictures", "quantize", "reconcile", "tune", "view")

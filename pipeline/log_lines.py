@@ -14,7 +14,6 @@ import logging
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -161,7 +160,6 @@ def log_lines(*, log_format: str = "text", log_level: str = "warning", stamped: 
     console.addHandler(handler)
     console.propagate = False  # handlers of the user's would write these lines once more
     logging.captureWarnings(True)
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"google\.")  # of the Python of the user, at each start
     hook, threading.excepthook = threading.excepthook, _log_exception
     try:
         yield handler
