@@ -40,7 +40,7 @@ def write_yolo(rows: Iterable[dict[str, Any]], file: BinaryIO, data_set: DataSet
     Source of the format: https://docs.ultralytics.com/datasets/detect/
 
     Returns:
-      A line about the images that are not listed, if there are any: a trainer would take the labels of another image for theirs.
+      A line about the images that are not listed, if there are any: a trainer would take the labels of another row for theirs.
     """
     names, not_listed, such = dict(data_set.class_names), 0, ""
     with zipfile.ZipFile(file, "w") as archive, tempfile.TemporaryFile() as images:
@@ -59,7 +59,7 @@ def write_yolo(rows: Iterable[dict[str, Any]], file: BinaryIO, data_set: DataSet
         every = [names.get(number, f"class_{number}") for number in range(min(max(names, default=-1) + 1, _MOST_CLASSES))]
         _add(archive, "data.yaml", _HEAD + yaml.safe_dump({**_SPLITS, "names": every}, allow_unicode=True, sort_keys=False))
         _add(archive, "classes.txt", "".join(f"{each}\n" for each in every))
-    why = "another image has the same name up to the ending; rename one of them"
+    why = "another row has its labels' name; choose one model, or rename images that differ in their endings"
     return [f"yolo.zip does not list {plural(not_listed, 'image')} in images.txt, such as {such}: {why}"] if not_listed else []
 
 

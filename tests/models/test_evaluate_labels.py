@@ -190,6 +190,16 @@ def test_images_that_differ_by_their_endings_alone_have_their_own_labels(tmp_pat
     assert (result["AP50"], result["images"], result["images_without_row"]) == (pytest.approx(1), 3, 0)
 
 
+def test_a_second_row_of_an_image_is_not_said_to_be_another_image(tmp_path):
+    """As that of another model in the same results."""
+    written = [{**rows()[0], "image": {**rows()[0]["image"], "uri": "x/1.jpg"}}] * 2
+    with open(tmp_path / "rows.yolo.zip", "wb") as file:
+        (note,) = write_yolo_labels(written, file)
+    assert note.endswith(
+        "such as x/1.jpg: another row has its labels' name; choose one model, or rename images that differ in their endings"
+    )
+
+
 def test_without_its_package_pascal_voc_names_the_extra_in_a_line(tmp_path, monkeypatch):
     voc(tmp_path)
     monkeypatch.setitem(sys.modules, "defusedxml", None)
