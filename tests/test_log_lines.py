@@ -97,7 +97,7 @@ logging.getLogger().addHandler(handler)"""
 )
 def test_a_line_for_a_person_is_seen_outside_of_a_command_once(capfd, setup, shown):
     code = f"import logging\n{setup}\nfrom pipeline.log_lines import console\nconsole.info('a line')"
-    subprocess.run([sys.executable, "-W", "ignore::FutureWarning", "-c", code], check=True)  # of Google's libraries, on Python 3.10
+    subprocess.run([sys.executable, "-W", "ignore::FutureWarning", "-c", code], check=True)  # Google warns of Python 3.10
     assert capfd.readouterr().err.splitlines() == [shown]
 
 
