@@ -4,11 +4,7 @@ import os
 
 from setuptools import find_packages, setup
 
-OF_TENSORFLOW = [
-    "tensorflow>=2.20,<2.22",
-    "tfx-bsl>=1.21,<1.22",
-    "keras>=3.11.3,<4",  # earlier ones ignore safe mode for .h5 files (CVE-2025-9905)
-]
+OF_TENSORFLOW = ["tensorflow>=2.21,<2.22", "tfx-bsl>=1.21,<1.22"]
 WITHOUT_TENSORFLOW = os.environ.get("WITHOUT_TENSORFLOW") == "1"  # for jobs with ONNX files alone; see docs/operations.md
 
 EXTRAS = {
@@ -37,19 +33,19 @@ OF_TESTS = [
     "kubernetes-validate>=1.31",  # the schemas of Kubernetes
     "labelformat>=0.1.17,<1",  # reads what the pipeline writes for CVAT
     "mkdocs>=1.6,<2",
-    "mypy>=1.15",
+    "mypy>=2.4",
     "playwright>=1.50,<2",
     "psutil>=6",
     "pycocotools>=2.0.8",
     "pytest>=8",
     "pytest-randomly>=3.15",
     "pytest-timeout>=2.3",
-    "pytest-xdist>=3.6",
+    "pytest-xdist>=3.8",
     "python-hcl2>=8,<9",
-    "ruff>=0.12",
+    "ruff>=0.17",
     "scikit-learn>=1.5",
     "sqlglot>=30,<31",  # parses BigQuery's dialect
-    "supervision>=0.31,<1",  # reads labels that the pipeline writes
+    "supervision>=0.31.2,<1",  # reads labels that the pipeline writes
     "types-pyyaml",
 ]
 
@@ -63,17 +59,17 @@ setup(
     },
     install_requires=[
         "apache-beam[gcp]>=2.77,<2.80; python_version >= '3.11'",
-        "apache-beam[gcp]>=2.70,<2.80; python_version < '3.11'",  # newer ones and tfx-bsl want different protobufs there
+        "apache-beam[gcp]>=2.74,<2.80; python_version < '3.11'",  # newer ones and tfx-bsl want different protobufs there
         *([] if WITHOUT_TENSORFLOW else OF_TENSORFLOW),
-        "msgspec>=0.19,<1",
-        "numpy>=1.26,<3",
+        "msgspec>=0.21,<1",
+        "numpy>=2,<3",
         "cachetools>=5,<7",
         "google-cloud-bigquery>=3.27,<4",
-        "google-cloud-storage>=2.18,<4",
+        "google-cloud-storage>=3,<4",
         "google-cloud-pubsub>=2.30,<3",
         "jinja2>=3.1,<4",
-        "opencv-python-headless>=4.10,<5",  # 5 no longer reads Darknet models, which the benchmarks compare with
-        "pandas>=2,<2.4",  # Beam's notebook runner breaks with newer ones
+        "opencv-python-headless>=4.13,<5",  # 5 no longer reads Darknet models, which the benchmarks compare with
+        "pandas>=2.2.2,<2.4",  # Beam's notebook runner breaks with newer ones
         "pillow>=11.3,<13",
         "prometheus_client>=0.22,<1",
         "pyarrow>=16,<26",

@@ -108,7 +108,7 @@ def test_an_installation_without_tensorflow_needs_none_and_offers_it_as_an_extra
             return {*(Parser().parsestr(file.read(metadata).decode()).get_all("Requires-Dist") or ())}
 
     without, of_all = needed(build_wheel(checkout, tmp_path, WITHOUT_TENSORFLOW="1")), needed(wheel)
-    assert {Requirement(each).name for each in of_all - without} == {"tensorflow", "tfx-bsl", "keras"}
+    assert {Requirement(each).name for each in of_all - without} == {"tensorflow", "tfx-bsl"}
     assert {f'{each}; extra == "tensorflow"' for each in of_all - without} <= without
 
 
