@@ -41,6 +41,10 @@ class ModelFailed(Exception):  # noqa: N818
     """The model, or its device, fails on these images; the text is the reason, in one line. The batcher finds out which."""
 
 
+class ImagesRefused(ModelFailed):
+    """A server does not take such images, or answers them otherwise than it describes, and will always do so."""
+
+
 class BadOutput(ModelFailed):
     """What the model returns for these images cannot be detections."""
 

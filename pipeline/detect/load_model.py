@@ -19,7 +19,16 @@ from pipeline.detect import tensorflow_setup
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.describe_model import name_of_model, onnx_file, own_metadata
 from pipeline.detect.detections import check_outputs
-from pipeline.detect.engine import BadOutput, ModelFailed, OpenedModel, OpenModel, OutOfMemory, check_installed, opener_of
+from pipeline.detect.engine import (
+    BadOutput,
+    ImagesRefused,
+    ModelFailed,
+    OpenedModel,
+    OpenModel,
+    OutOfMemory,
+    check_installed,
+    opener_of,
+)
 from pipeline.detect.golden import GoldenImage, read_golden
 from pipeline.detect.gpus import free_bytes, take_gpu
 from pipeline.detect.loaded_model import LoadedModel
@@ -155,7 +164,7 @@ def _open(open_model: OpenModel, local: str, folder: str, model: ModelConfig, de
 
 def _fails_on_blank(folder: str, err: BaseException | None, *, gpu: bool = False) -> ModelError:
     """The error of a model that fails on a blank image; where its device may be to blame, a supervisor repeats it."""
-    of_device = (gpu or is_remote(folder) or isinstance(err, OutOfMemory)) and not isinstance(err, BadOutput)
+    of_device = (gpu or is_remote(folder) or isinstance(err, OutOfMemory)) and not isinstance(err, BadOutput | ImagesRefused)
     return (ModelDeviceError if of_device else ModelError)(f"model {folder}: fails on a blank image: {err}")
 
 

@@ -16,7 +16,7 @@ from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.config.engines import ENGINES, SERVER
 from pipeline.detect.describe_model import describe
-from pipeline.detect.engine import FunctionEngine, ModelFailed, NoMemoryNow, OpenedModel
+from pipeline.detect.engine import FunctionEngine, ImagesRefused, ModelFailed, NoMemoryNow, OpenedModel
 from pipeline.detect.model_arrays import Arrays, Signature, channels_last, feed_of, split_outputs
 from pipeline.detect.server_protocols import PROTOCOLS
 from pipeline.detect.versions import first_line, is_remote
@@ -27,6 +27,8 @@ from pipeline.process import PROCESS
 _PATH = re.compile(r"(grpcs?)://([^/]+)/([^/]+)/?")
 _AWAY = ("UNAVAILABLE", "CANCELLED", "NOT_FOUND")  # a server that starts may not have loaded the model yet
 _BUSY = ("RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")
+_FINAL = ("INVALID_ARGUMENT", "UNIMPLEMENTED", "")  # empty: an answer that is not as the server describes it
+_TOO_LARGE = re.compile("message larger than max", re.IGNORECASE)  # gRPC's words; its status is that of a lack of memory
 _REQUEST_SECONDS = 60.0  # the deadline of one request
 _TRIES = 3  # while a server is busy; then the images may be the reason
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
@@ -145,7 +147,8 @@ class RemoteServer:
         is_unknown = self._loading and code == "NOT_FOUND" and self._away_since is None
         may_pass = code in _AWAY and not is_unknown
         if not may_pass and (code not in _BUSY or attempt >= _TRIES):
-            refusal = NoMemoryNow(reason) if code == "RESOURCE_EXHAUSTED" else ModelFailed(reason)
+            is_final = code in _FINAL or _TOO_LARGE.search(reason)
+            refusal = (ImagesRefused if is_final else NoMemoryNow if code == "RESOURCE_EXHAUSTED" else ModelFailed)(reason)
             refusal.__cause__ = err
             return refusal
         PROCESS.parts["detector"].progressed()  # waiting is not being stuck

@@ -201,6 +201,26 @@ def test_an_image_that_the_server_refuses_is_one_dead_letter(kind, wrong):
         assert detector.batch_sizes == sizes
 
 
+TOO_LARGE = "Received message larger than max (4915237 vs. 4194304)"  # in the words of gRPC; its default
+
+
+@both
+@pytest.mark.parametrize(
+    ("code", "words", "ends_with"),
+    [("INVALID_ARGUMENT", "no", 2), ("RESOURCE_EXHAUSTED", TOO_LARGE, 2), ("RESOURCE_EXHAUSTED", "no", 5), ("INTERNAL", "no", 5)],
+    ids=["wrong input", "large request", "short of memory", "failed"],
+)
+def test_what_a_server_will_always_refuse_is_no_error_that_a_supervisor_repeats(kind, code, words, ends_with):
+    """As a wrong input size in the config, or a bound of the server's on the bytes of a request."""
+
+    def refuse(_):
+        raise Refused(grpc.StatusCode[code], words)
+
+    with serve(refuse, kind) as server, pytest.raises(ModelError, match="fails on a blank image: ") as caught:
+        load(server)
+    assert caught.value.exit_code == ends_with
+
+
 @both
 def test_a_served_model_that_returns_no_detections_is_refused_at_once_and_for_good(kind):
     """Another answer will not come, however long the job waits for the server."""
