@@ -59,7 +59,7 @@ setup(
     },
     install_requires=[
         "apache-beam[gcp]>=2.77,<2.80; python_version >= '3.11'",
-        "apache-beam[gcp]>=2.74,<2.80; python_version < '3.11'",  # newer ones and tfx-bsl want different protobufs there
+        "apache-beam[gcp]>=2.75,<2.80; python_version < '3.11'",  # newer ones and tfx-bsl want different protobufs there
         *([] if WITHOUT_TENSORFLOW else OF_TENSORFLOW),
         "msgspec>=0.21,<1",
         "numpy>=2,<3",

@@ -1,6 +1,6 @@
 """Every private function of Apache Beam that this project calls or replaces, each with the public way that is missing.
 
-Checked with Beam 2.77, the release of requirements.lock; setup.py allows those from 2.74 to 2.79. Each function has a test, which
+Checked with Beam 2.77, the release of requirements.lock; setup.py allows those from 2.75 to 2.79. Each function has a test, which
 fails after an upgrade that changes what it needs; docs/design.md has a table, and names the tests.
 """
 
