@@ -12,9 +12,9 @@ the share of time in which `nvidia-smi` sees the GPU busy.
 What matters most comes first, in half precision: the DataLoader, the ONNX file that `--onnx` names (a toy without), YOLOv4-tiny
 with random weights, and with `--cfg` YOLOv4 at 608x608, without `--weights` with random ones; then the same in float32, TensorRT
 and the other engines. With `--minutes` no step begins later, and its row says so. The second table has what must hold: the
-choice of a device, the growth and the bound of its memory, smaller batches after an out-of-memory error, two processes on one
-GPU, two GPUs. Each row is also printed as soon as it is there. The dry run takes the same steps with the bundled digits on a
-CPU, small. It is the default where there is no GPU.
+boxes in half precision beside those in float32, the choice of a device, the growth and the bound of its memory, smaller batches
+after an out-of-memory error, two processes on one GPU, two GPUs. Each row is also printed as soon as it is there. The dry run
+takes the same steps with the bundled digits on a CPU, small. It is the default where there is no GPU.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ from pipeline.detect import tensorflow_setup
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.detector import feeder_of, open_feeder
 from pipeline.detect.engine import FunctionEngine, OutOfMemory
+from pipeline.detect.load_detector import load_detector
 from pipeline.detect.load_model import load
 from pipeline.errors import UserError
 from pipeline.feed.fit import ModelInput
-from pipeline.records import ImageRef
+from pipeline.records import ImageRef, detection_row
 from tests.benchmarks import results
 from tests.benchmarks.contenders import CONFIG, Contender, ours
 from tests.benchmarks.images import BENCH, SMALL, link_images, make_images
@@ -220,6 +221,22 @@ def alone(trial: Trial, folder: Path) -> tuple[float, float]:
     return fed, batches * size / (time.monotonic() - began)
 
 
+def objects(trial: Trial, images: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
+    """What it finds in each image."""
+    detect = DetectConfig(engine=trial.engine, device=trial.device, precision=trial.precision)
+    with contextlib.closing(load_detector(trial.model.config(), detect)) as detector:
+        rows = [detection_row(found) for found in detector.detect([ImageRef(str(path)) for path in images])]
+    return {row["image"]["uri"]: row["detections"] for row in rows}
+
+
+def boxes_kept(trial: Trial, images: Sequence[Path]) -> str:
+    """How many boxes in float32 have one in its precision, and how far away."""
+    from tests.real_yolo import agreement  # pytest may not be there
+
+    both = agreement(*(in_child(objects, each, images) for each in (trial._replace(precision="float32"), trial)))
+    return f"{both.matched} of {both.wanted} and {both.found}, at an IoU from {both.worst_iou:.3f}"
+
+
 def loader_rate(folder: Path) -> float:
     """Images per second of PyTorch's DataLoader before a compiled YOLOv8n."""
     from tests.benchmarks import torch_loader  # PyTorch may not be there
@@ -228,14 +245,21 @@ def loader_rate(folder: Path) -> float:
     return torch_loader.rate(folder, min(32, images // 4))
 
 
-def checks(machine: Machine) -> list[list[str]]:
+def checks(machine: Machine, trials: Sequence[Trial]) -> list[list[str]]:
     """The rows of the second table: what, what is expected, what came."""
     model, device, first = machine.model, machine.device, "GPU:0" if machine.gpus else "CPU"
     attempt = functools.partial(_attempt, machine.ends)
     refused, fewer = "refused, in one line", "skipped: this machine has fewer"
+    same = "those in float32, at an IoU above 0.98"
     sizes, bound = (_LARGE_SIZES, f"at most {_BOUND_MB}") if machine.gpus else (_SIZES, "as without")
     chosen_by = {"auto": first, "cpu": "CPU", "gpu": first if machine.gpus else refused, "gpu:99": refused}
+    photos, halves = sorted(machine.images().iterdir())[:16], [each for each in trials if each.precision != "float32"]
     return [
+        *(
+            _row(f"boxes of {each.model.title}, {each.engine}, {each.precision}", same, attempt(boxes_kept, each, photos))
+            for each in halves
+            if ENGINES[each.engine].installed
+        ),
         *(_row(f"--device {name}", expected, attempt(in_child, chosen, name)) for name, expected in chosen_by.items()),
         _row("memory, MB", "as needed: not all of the device's", attempt(in_child, memory_mb, model, device, None)),
         _row(f"the same with --gpu-memory-mb {_BOUND_MB}", bound, attempt(in_child, memory_mb, model, device, _BOUND_MB)),
@@ -359,7 +383,7 @@ def main() -> None:
     print(f"\n{found}; {results.machine()}")
     header = ["model", "engine", "device", "precision", *FIGURES]
     print("\n" + results.table(header, speeds(machine, trials)), flush=True)
-    print("\n" + results.table(["what", "expected", "got"], checks(machine)), flush=True)
+    print("\n" + results.table(["what", "expected", "got"], checks(machine, trials)), flush=True)
 
 
 if __name__ == "__main__":

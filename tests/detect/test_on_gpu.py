@@ -1,6 +1,7 @@
 """The script that tries a GPU, on a machine without one."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 
@@ -26,6 +27,8 @@ def test_a_dry_run_takes_every_step(tmp_path):
     assert min(rate, fed, engine) > 0
     assert share == pytest.approx(rate / min(fed, engine), abs=0.05), "the feed alone and the engine alone bound a job"
     assert "| (1, 2) |" in printed
+    (boxes,) = re.findall(r"\| boxes of digits, openvino, bfloat16 \| .* \| (\d+) of (\d+) and", printed)
+    assert 0 < int(boxes[0]) <= int(boxes[1])
     assert "| YOLOv4 at 608 | tensorflow | cpu | bfloat16 |" in printed
 
 
