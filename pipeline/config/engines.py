@@ -140,7 +140,7 @@ def misfit(engine: str, files: str, device: str, precision: str, *, gpu: bool) -
     if why := lacks_precision(engine, precision, gpu=gpu):
         where = "; a server has a precision of its own, leave out --precision" if files == SERVER else others and f"; {others}"
         return f"{why}{where}"
-    if precision == _INT8 and files == ONNX:
+    if _is_of_no_engine(files, precision):
         return (
             f"precision {precision}: expected a version of a {SAVED_MODEL} that detect-objects quantize wrote, got {files}; "
             "export the model as a SavedModel, or leave out --precision, also for a file that has been quantized elsewhere"
@@ -157,13 +157,18 @@ def lacks_precision(engine: str, precision: str, *, gpu: bool) -> str:
 
 
 def _with_precision(files: str, device: str, precision: str, *, gpu: bool) -> list[str]:
-    if precision == _INT8 and files == ONNX:
+    if _is_of_no_engine(files, precision):
         return []
     return [name for name in engines_for(files, device) if precision in ENGINES[name].precisions_on(gpu=gpu)]
 
 
+def _is_of_no_engine(files: str, precision: str) -> bool:
+    return precision == _INT8 and files == ONNX
+
+
 def _listed(names: Sequence[str]) -> str:
-    return " and ".join([*filter(None, [", ".join(names[:-1])]), *names[-1:]])
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _named(engines: Sequence[str]) -> str:

@@ -94,7 +94,7 @@ class _OnnxRuntime:
         self._open, self._lock = open_session, threading.Lock()
         self._roles, self._metadata, self._detect = roles, metadata, detect
         self._session: Any = open_session()
-        self.gpu: bool = self._session.get_providers()[0] != _CPU
+        self.gpu = _is_on_gpu(self._session)
         self._device = ("cuda", take_gpu(nvidia_gpus(), detect.device)) if self.gpu else ("cpu", 0)
 
     def _opened(self) -> Any:
@@ -197,12 +197,15 @@ def _opener(folder: str, content: bytes, detect: DetectConfig) -> Callable[[], A
                 f"device {detect.device}: ONNX Runtime has {', '.join(available)}, this process may use {nvidia_gpus()} GPUs; "
                 "install onnxruntime-gpu[cuda,cudnn], or use --device cpu"
             )
-        gpu = session.get_providers()[0] != _CPU
-        if detect.engine in ENGINES and (why := lacks_precision(detect.engine, detect.precision, gpu=gpu)):
+        if detect.engine in ENGINES and (why := lacks_precision(detect.engine, detect.precision, gpu=_is_on_gpu(session))):
             raise ModelError(f"{why}; this machine's GPU cannot be used, and --device gpu says what is missing")
         return session
 
     return open_session
+
+
+def _is_on_gpu(session: Any) -> bool:
+    return bool(session.get_providers()[0] != _CPU)
 
 
 def _providers(available: list[str], detect: DetectConfig, content: bytes) -> list[Any]:
